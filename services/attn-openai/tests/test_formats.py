@@ -203,6 +203,9 @@ async def test_only_pages_of_the_origins_that_are_named_may_call(
     assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
     assert (await http.options("/v1/chat/completions", headers=other | asked)).status_code == 400
     body = json.dumps({"model": "tiny", "messages": SAID, "max_tokens": 1}).encode()
-    for headers, status in ((mine | {"content-type": "application/json"}, 200), (other, 400), ({}, 200)):
-        # A page can send a body without a content type unasked, and then names its origin; other clients do not.
+    json_said, form = {"content-type": "application/json"}, {"content-type": "application/x-www-form-urlencoded"}
+    fetched = form | {"sec-fetch-site": "cross-site"}
+    cases = (mine | json_said, 200), (other, 400), ({}, 200), (form, 200), (form | other, 400), (fetched, 400)
+    for headers, status in cases:
+        # A page can send such a body unasked, and its browser then says so; other clients do not.
         assert (await http.post("/v1/chat/completions", content=body, headers=headers)).status_code == status

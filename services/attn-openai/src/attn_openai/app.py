@@ -52,6 +52,10 @@ from attn_openai.streams import (
 
 BODY_SECONDS = 30.0
 """How long a client may take to send the body of a request."""
+UNSAID = ("", "application/x-www-form-urlencoded")
+"""Content types of programs that do not say what they send; the second is curl's."""
+OF_PAGES = frozenset({"origin", "sec-fetch-site"})
+"""Headers that browsers send with what pages ask of other sites."""
 
 
 class Endpoint(NamedTuple):
@@ -224,7 +228,7 @@ class HttpApplication:
     async def _body(self, request: Request) -> dict[str, Any]:
         """Read and decode the body; raises `UserError` if it is too long, too slow, or not a JSON object."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" and (kind or "origin" in request.headers):
+        if kind != "application/json" and (kind not in UNSAID or not OF_PAGES.isdisjoint(request.headers.keys())):
             # Pages of other sites can send other content types, or none, without a CORS preflight request.
             raise InvalidValue.of("content-type", kind, "application/json")
         limit, parts, size = self._gateway.settings.max_request_bytes, [], 0
