@@ -103,7 +103,7 @@ def train(address: str, name: str, attention: str, *options: str, steps: int) ->
         address,
     )
     shown = subprocess.run(
-        [ATTN, "jobs", "show", name, "--address", address], capture_output=True, text=True, check=True
+        [ATTN, "jobs", "show", name, "--json", "--address", address], capture_output=True, text=True, check=True
     )
     job = json.loads(shown.stdout)
     if job["state"].lower() != "succeeded":
