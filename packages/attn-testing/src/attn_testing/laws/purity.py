@@ -27,6 +27,12 @@ BUILT = 8
 """The number of layers that are built from one seed."""
 
 
+def state_after_a_draw() -> Tensor:
+    """The state of torch's generator after a draw, which a seed alone never leaves."""
+    torch.rand(1)
+    return torch.get_rng_state()
+
+
 class Purity(MechanismLaw):
     """A call changes nothing but the states it is given, and depends on nothing but its inputs, weights and states.
 
@@ -39,7 +45,7 @@ class Purity(MechanismLaw):
     def test_a_call_leaves_inputs_layer_and_generator_as_they_are(self, case: Case) -> None:
         layer, query, source = case.build(), case.rows(BATCH, TOKENS), case.source(BATCH, TOKENS)
         given = [query] if source is None else [query, source]
-        kept, weights, drawn = [x.clone() for x in given], snapshot(layer), torch.get_rng_state()
+        kept, weights, drawn = [x.clone() for x in given], snapshot(layer), state_after_a_draw()
         with torch.no_grad():
             out = case.attend(query, source, None, layer)
         for now, before in zip(given, kept, strict=True):
@@ -88,7 +94,7 @@ class Purity(MechanismLaw):
         layer = case.build()
         serving, rows, weights = Watched(case, layer=layer), case.rows(TOKENS), snapshot(layer)
         serving.open(0, case.source(TOKENS))
-        drawn = torch.get_rng_state()
+        drawn = state_after_a_draw()
         for start, stop in ((0, 5), (5, 6), (6, TOKENS)):
             serving.step({0: rows[start:stop]})
         require(torch.equal(torch.get_rng_state(), drawn), "a step changes the state of torch's generator")
