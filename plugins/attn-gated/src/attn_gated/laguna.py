@@ -14,10 +14,12 @@ from attn_models.adapters.family import (
     QK_NORM,
     SLIDING,
     FamilyAdapter,
+    dense_first,
     kind_keys,
     listed_kinds,
     rope_keys_by_kind,
     ropes_by_kind,
+    shared_experts,
 )
 from attn_models.adapters.hf_config import Rope
 from attn_models.attention import layer_attentions
@@ -99,14 +101,8 @@ class LagunaAdapter(FamilyAdapter):
         """The dense layers, which must be the first, and the shared expert, as a number of experts."""
         layers = required_count(values, "num_hidden_layers")
         kinds = values.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
-        dense = kinds.count("dense") if isinstance(kinds, list) else 0
-        if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
-            allowed = f"'dense' or 'sparse' for each of {layers} layers, dense ones first"
-            raise InvalidValue.of("mlp_layer_types", kinds, allowed)
-        width, shared = (required_count(values, key) for key in ("moe_intermediate_size", SHARED))
-        if shared % width:
-            raise InvalidValue.of(SHARED, shared, f"a multiple of the moe_intermediate_size {width}")
-        return {"first_k_dense_replace": dense, "n_shared_experts": shared // width}
+        shared = shared_experts(values, SHARED, "moe_intermediate_size")
+        return {"first_k_dense_replace": dense_first(kinds, layers), "n_shared_experts": shared}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """The rotary positions of full layers; those of windows are an option of each layer."""

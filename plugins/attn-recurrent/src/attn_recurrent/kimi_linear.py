@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_core.errors import InvalidValue
 from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
-from attn_models.adapters.family import LLAMA_NAMES, SIZES, BlockNames, FamilyAdapter
+from attn_models.adapters.family import LLAMA_NAMES, SIZES, BlockNames, FamilyAdapter, dense_first
 from attn_models.adapters.hf_config import objects_of
 from attn_models.attention import layer_attentions
 
@@ -133,10 +133,7 @@ class KimiLinearAdapter(FamilyAdapter):
         dense = required_count(values, "first_k_dense_replace", least=0)
         kinds = values.get("mlp_layer_types")
         if kinds is not None:
-            dense = kinds.count("dense") if isinstance(kinds, list) else 0
-            if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
-                allowed = f"'dense' or 'sparse' for each of {layers} layers, dense ones first"
-                raise InvalidValue.of("mlp_layer_types", kinds, allowed)
+            dense = dense_first(kinds, layers)
         return {"first_k_dense_replace": dense, "head_dim": required_count(values, "qk_nope_head_dim")}
 
     def own_keys(self, config: Any) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from attn_core.errors import Incompatible, InvalidValue
-from attn_models.adapters.base import layer_kinds, needed, required_count
-from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, BlockNames, FamilyAdapter
-from attn_models.adapters.hf_config import check_unread_keys
+from attn_core.errors import InvalidValue
+from attn_models.adapters.base import layer_kinds, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, BlockNames, FamilyAdapter, TextOfVisionModel
 from attn_models.adapters.qwen3_next import SIZES, require_mechanism
 from attn_models.attention import layer_attentions
 
@@ -138,12 +136,13 @@ class Qwen35MoeAdapter(Qwen35Adapter):
         return super().own_keys(config) | {SHARED: (config.n_shared_experts or 0) * config.expert_width}
 
 
-class Qwen35VisionAdapter(Qwen35Adapter):
+class Qwen35VisionAdapter(TextOfVisionModel, Qwen35Adapter):
     """The published checkpoints, whose text model is one of two: the vision model is skipped, and images are not read.
 
     Models are written as `qwen3_5_text`.
     """
 
+    text = Qwen35Adapter
     model_type = "qwen3_5"
     layers = "model.language_model.layers"
     reads = frozenset({"text_config", "vision_config"}) | {
@@ -154,20 +153,3 @@ class Qwen35VisionAdapter(Qwen35Adapter):
         "norm": "model.language_model.norm",
     }
     derived_names = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^model\.visual\.")
-
-    def from_hf_config(self, values: Mapping[str, Any]) -> Any:
-        """Build the decoder config from the `text_config`."""
-        text = needed(values, "text_config")
-        if not isinstance(text, Mapping):
-            raise InvalidValue.of("text_config", text, "an object with the keys of a qwen3_5_text")
-        check_unread_keys(text, Qwen35Adapter.known_keys, Path("config.json"))
-        tied = {"tie_word_embeddings": values["tie_word_embeddings"]} if "tie_word_embeddings" in values else {}
-        return super().from_hf_config({**text, **tied})
-
-    def keys_of(self, config: Any) -> dict[str, Any]:
-        """Always raises `Incompatible`, as there is no vision model to write."""
-        raise Incompatible("a text model is written as qwen3_5_text, not as qwen3_5, which has a vision model")
-
-    def canonical_names(self, names: Sequence[str]) -> dict[str, str]:  # type: ignore[override]
-        """The names as they are."""
-        return {name: name for name in names}

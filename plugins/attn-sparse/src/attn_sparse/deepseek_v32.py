@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attn_core.errors import InvalidValue
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.deepseek import DeepseekV3Adapter
+from attn_models.adapters.family import dense_first
 from attn_models.attention import LayerAttention
 
 INDEXER = {"index_n_heads": "index_heads", "index_head_dim": "index_size", "index_topk": "top"}
@@ -37,11 +37,7 @@ class DeepseekV32Adapter(DeepseekV3Adapter):
         given = dict(values)
         kinds = given.pop("mlp_layer_types", None)
         if kinds is not None:
-            dense = kinds.count("dense") if isinstance(kinds, list) else 0
-            if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
-                allowed = f"'dense' or 'sparse' for each of {layers} layers, dense ones first"
-                raise InvalidValue.of("mlp_layer_types", kinds, allowed)
-            given["first_k_dense_replace"] = dense
+            given["first_k_dense_replace"] = dense_first(kinds, layers)
         return super().from_hf_config(given)
 
     def require_own_indexers(self, values: Mapping[str, Any], layers: int) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from attn_core.errors import Incompatible, InvalidValue
-from attn_models.adapters.base import listed_layer_types, needed, require_allowed, required_count
-from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter
-from attn_models.adapters.hf_config import Rope, check_unread_keys, objects_of, one_rope_of
+from attn_core.errors import InvalidValue
+from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
+from attn_models.adapters.family import (
+    GROUPED,
+    LLAMA_NAMES,
+    QK_NORM,
+    FamilyAdapter,
+    TextOfVisionModel,
+    dense_first,
+    shared_experts,
+)
+from attn_models.adapters.hf_config import Rope, objects_of, one_rope_of
 from attn_models.attention import layer_attentions
 
 MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -161,15 +168,9 @@ class MiniMaxM3Adapter(FamilyAdapter):
         if kinds is None and values.get("moe_layer_freq") is not None:
             given = values["moe_layer_freq"]
             kinds = ["sparse" if one else "dense" for one in given] if isinstance(given, list) else given
-        kinds = ["sparse"] * layers if kinds is None else kinds
-        dense = kinds.count("dense") if isinstance(kinds, list) else 0
-        if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
-            allowed = f"'dense' or 'sparse' for each of {layers} layers, dense ones first"
-            raise InvalidValue.of("mlp_layer_types", kinds, allowed)
-        width, shared = (required_count(values, key) for key in ("intermediate_size", SHARED))
-        if shared % width:
-            raise InvalidValue.of(SHARED, shared, f"a multiple of the intermediate_size {width}")
-        return {"first_k_dense_replace": dense, "n_shared_experts": shared // width}
+        dense = 0 if kinds is None else dense_first(kinds, layers)
+        shared = shared_experts(values, SHARED, "intermediate_size")
+        return {"first_k_dense_replace": dense, "n_shared_experts": shared}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """The rotary positions; transformers rotates what `partial_rotary_factor` says, whatever `rotary_dim` is."""
@@ -202,12 +203,14 @@ class MiniMaxM3Adapter(FamilyAdapter):
         return [FULL] * layers if found is None else found
 
 
-class MiniMaxM3VisionAdapter(MiniMaxM3Adapter):
+class MiniMaxM3VisionAdapter(TextOfVisionModel, MiniMaxM3Adapter):
     """The published checkpoints, whose text model is one of two: the vision model is skipped, and images are not read.
 
     Models are written as `minimax_m3_vl_text`.
     """
 
+    text = MiniMaxM3Adapter
+    outer = ()
     model_type = "minimax_m3_vl"
     layers = "language_model.model.layers"
     reads = frozenset({"text_config", "vision_config", "projector_hidden_size", "merged_hidden_size"}) | {
@@ -226,19 +229,3 @@ class MiniMaxM3VisionAdapter(MiniMaxM3Adapter):
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     derived_names = re.compile(r"inv_freq$|(^|\.)mtp\.|^(vision_tower|multi_modal_projector|patch_merge_mlp)\.")
-
-    def from_hf_config(self, values: Mapping[str, Any]) -> Any:
-        """Build the decoder config from the `text_config`."""
-        text = needed(values, "text_config")
-        if not isinstance(text, Mapping):
-            raise InvalidValue.of("text_config", text, "an object with the keys of a minimax_m3_vl_text")
-        check_unread_keys(text, MiniMaxM3Adapter.known_keys, Path("config.json"))
-        return super().from_hf_config(text)
-
-    def keys_of(self, config: Any) -> dict[str, Any]:
-        """Always raises `Incompatible`, as there is no vision model to write."""
-        raise Incompatible("a text model is written as minimax_m3_vl_text, not as one with a vision model")
-
-    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """The names as they are."""
-        return {name: name for name in names}

@@ -9,11 +9,12 @@ import copy
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from attn_core import AttentionSpec, Window
-from attn_core.errors import InvalidValue
+from attn_core.errors import Incompatible, InvalidValue
 from attn_schema.decoder import OWN_BIASES, AttentionChoice, DecoderConfig
 from attn_schema.schema import fields_of
 
@@ -30,6 +31,7 @@ from attn_models.adapters.base import (
 )
 from attn_models.adapters.hf_config import (
     Rope,
+    check_unread_keys,
     hf_rope_parameters,
     objects_of,
     read_rope,
@@ -337,6 +339,51 @@ def _split_layer(name: str) -> tuple[str, str]:
         return "", name
     _, layer, rest = name.split(".", 2)
     return layer, rest
+
+
+class TextOfVisionModel(FamilyAdapter):
+    """The text model in published checkpoints of a model that also reads images, which are not read; a base class in
+    front of `text`, the adapter of checkpoints that hold the text model alone, as which models are written.
+
+    `outer` are the keys beside `text_config` that hold for the text model, too.
+    """
+
+    text: ClassVar[type[FamilyAdapter]]
+    outer: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
+
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """Build the decoder config from the `text_config`."""
+        text = needed(values, "text_config")
+        if not isinstance(text, Mapping):
+            raise InvalidValue.of("text_config", text, f"an object with the keys of a {self.text.model_type}")
+        check_unread_keys(text, self.text.known_keys, Path("config.json"))
+        return super().from_hf_config({**text, **{key: values[key] for key in self.outer if key in values}})
+
+    def keys_of(self, config: DecoderConfig) -> dict[str, Any]:  # noqa: ARG002 -- none can be
+        """Always raises `Incompatible`, as there is no vision model to write."""
+        written = self.text.model_type
+        raise Incompatible(f"a text model is written as {written}, not as {self.model_type}, which has a vision model")
+
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
+        """The names as they are."""
+        return {name: name for name in names}
+
+
+def dense_first(kinds: Any, layers: int) -> int:
+    """The number of dense layers in `mlp_layer_types`; raises `InvalidValue` unless they are the first of `layers`."""
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        allowed = f"'dense' or 'sparse' for each of {layers} layers, dense ones first"
+        raise InvalidValue.of("mlp_layer_types", kinds, allowed)
+    return dense
+
+
+def shared_experts(values: Mapping[str, Any], key: str, width_key: str) -> int:
+    """The shared expert of the width `key` as a number of experts of the width `width_key`; raises `InvalidValue`."""
+    width, shared = required_count(values, width_key), required_count(values, key)
+    if shared % width:
+        raise InvalidValue.of(key, shared, f"a multiple of the {width_key} {width}")
+    return shared // width
 
 
 def listed_kinds(values: Mapping[str, Any], usual: Sequence[str]) -> Sequence[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import InvalidValue
 from attn_models.adapters.base import needed, require_allowed, required_count
 from attn_models.adapters.family import (
     FULL,
@@ -16,12 +15,13 @@ from attn_models.adapters.family import (
     QK_NORM,
     SLIDING,
     FamilyAdapter,
+    TextOfVisionModel,
     kind_keys,
     listed_kinds,
     rope_keys_by_kind,
     ropes_by_kind,
 )
-from attn_models.adapters.hf_config import Rope, check_unread_keys, objects_of
+from attn_models.adapters.hf_config import Rope, objects_of
 from attn_models.attention import layer_attentions
 
 from attn_sparse.gemma4.config import Gemma4Config
@@ -196,12 +196,13 @@ class Gemma4Adapter(FamilyAdapter):
         return ropes_by_kind(values, ROPES)
 
 
-class Gemma4VisionAdapter(Gemma4Adapter):
+class Gemma4VisionAdapter(TextOfVisionModel, Gemma4Adapter):
     """The published checkpoints, whose text model is one of several: images and sounds are not read.
 
     Models are written as `gemma4_text`.
     """
 
+    text = Gemma4Adapter
     model_type = "gemma4"
     layers = "model.language_model.layers"
     reads = frozenset({"text_config", "vision_config", "audio_config", "vision_soft_tokens_per_image"}) | {
@@ -211,20 +212,3 @@ class Gemma4VisionAdapter(Gemma4Adapter):
     }
     names = {ours: theirs.replace("model.", "model.language_model.", 1) for ours, theirs in Gemma4Adapter.names.items()}
     derived_names = re.compile(r"rotary_emb\.|^model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.")
-
-    def from_hf_config(self, values: Mapping[str, Any]) -> Any:
-        """Build the decoder config from the `text_config`."""
-        text = needed(values, "text_config")
-        if not isinstance(text, Mapping):
-            raise InvalidValue.of("text_config", text, "an object with the keys of a gemma4_text")
-        check_unread_keys(text, Gemma4Adapter.known_keys, Path("config.json"))
-        tied = {"tie_word_embeddings": values["tie_word_embeddings"]} if "tie_word_embeddings" in values else {}
-        return super().from_hf_config({**text, **tied})
-
-    def keys_of(self, config: Any) -> dict[str, Any]:
-        """Always raises `Incompatible`, as there is no vision model to write."""
-        raise Incompatible("a text model is written as gemma4_text, not as gemma4, which has a vision model")
-
-    def canonical_names(self, names: Sequence[str]) -> dict[str, str]:  # type: ignore[override]
-        """The names as they are."""
-        return {name: name for name in names}
