@@ -66,6 +66,25 @@ BLOCKS = NARROW | {
 INDEXED = (
     NARROW | LATENT | {"num_hidden_layers": 3, "head_dim": 4, "index_n_heads": 16, "index_head_dim": 6, "index_topk": 5}
 )
+STREAMS = {name: value for name, value in NARROW.items() if name != "num_key_value_heads"} | {
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "q_lora_rank": 20,
+    "o_groups": 2,
+    "o_lora_rank": 6,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+    "index_n_heads": 16,
+    "index_head_dim": 6,
+    "index_topk": 3,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_hash_layers": 1,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+}
 TINY = {
     "afmoe": {
         "": FOUR | EXPERTS | {"route_scale": 1.7, "mup_enabled": True},
@@ -79,6 +98,12 @@ TINY = {
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale_all_dim": 0.7}
             | {"mscale": 1.0, "original_max_position_embeddings": 16}
         },
+    },
+    "deepseek_v4": {
+        "": STREAMS | {"layer_types": [*STREAMS["layer_types"], "compressed_sparse_attention"]},
+        "unscaled": STREAMS
+        | {"num_hidden_layers": 3, "mlp_layer_types": ["hash_moe", "hash_moe", "moe"], "hc_mult": 2}
+        | {"rope_scaling": None, "compress_rope_theta": 3e3, "hc_sinkhorn_iters": 3, "swiglu_limit": 0.4},
     },
     "gemma4_text": {
         "": GEMMA4
@@ -180,6 +205,8 @@ def drawn(config):
         for name, buffer in model.named_buffers():
             if name.endswith(("bias", "scalar")):
                 buffer.normal_(mean=float(name.endswith("scalar")), std=0.3)
+            if name.endswith("tid2eid"):
+                buffer.random_(config.n_routed_experts)
     return model
 
 
