@@ -348,3 +348,27 @@ def test_the_text_model_of_published_files_is_read_beside_their_vision_model(tmp
         torch.testing.assert_close(model(tokens), peer(tokens).logits, rtol=1e-4, atol=2e-5)
     with pytest.raises(Incompatible, match=text_family):
         save_model(tmp_path / "ours", model, layout=family)
+
+
+def test_deepseek_v4_is_read_as_published(tmp_path):
+    """The files of its authors name the same tensors in another way, and lack the first component of most names."""
+    from safetensors.torch import load_file, save_file
+
+    peer = drawn(transformers.AutoConfig.for_model("deepseek_v4", **TINY["deepseek_v4"]["unscaled"]))
+    peer.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", ".attn.norm.": ".attn.kv_norm."}
+    renamed = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix("model.")
+        for written, read in published.items():
+            short = short.replace(written, read)
+        renamed[short] = tensor
+    save_file(renamed | {"mtp.0.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
+    ratios = {"layer_types": None, "compress_ratios": [0, 128, 4, 0], "compress_rates": None}
+    config = json.loads((tmp_path / "config.json").read_text())
+    listed = config | ratios | {"compress_rate_csa": 2, "compress_rate_hca": 4, "mlp_layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps(listed | {"num_hash_layers": 2}))
+    require_same_parameters(load_model(tmp_path).model, model)
+    assert load_model(tmp_path).model.config == model.config

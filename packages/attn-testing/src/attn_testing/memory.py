@@ -195,14 +195,13 @@ class PagedRows(View):
     def append(self, fields: Fields) -> Fields:
         """Store this step's rows, [tokens, ...] each; returns them as stored."""
         cast = {name: self.store.cast(self.spec, name, rows) for name, rows in fields.items()}
-        row = 0
-        for request, places in enumerate(self._places()):
+        written = [(request, place) for request, places in enumerate(self._places()) for place in places]
+        for name, given in cast.items():
+            where = f"{'.'.join(self.address)}.{name}"
+            require(len(given) == len(written), f"{where}: {len(given)} rows were appended, not {len(written)}")
+        for row, (request, place) in enumerate(written):
             rows = self.held[request].pages.setdefault(self.address, {})
-            for place in places:
-                rows[place] = {name: tensor[row].clone() for name, tensor in cast.items()}
-                row += 1
-        for name, tensor in cast.items():
-            require(len(tensor) == row, f"{'.'.join(self.address)}.{name}: {len(tensor)} rows were appended, not {row}")
+            rows[place] = {name: tensor[row].clone() for name, tensor in cast.items()}
         return cast
 
     def _places(self) -> Iterable[Sequence[int]]:

@@ -105,8 +105,8 @@ class FamilyAdapter(StateDictAdapter):
     blocks. `kinds` has the names of blocks that have a parameter, by its name in a block, for families with several
     kinds of layers. Parameters that match `centred` are stored minus 1; those of a block or the model that match
     `float32` stay in it; the tensors of those that match `depthwise` have the shape of the filters of a depthwise
-    `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a block that are stored in several tensors, or in
-    another shape. `stacked` lists the matrices of all experts that are stored in one tensor, [experts, in, out], or
+    `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a block that are stored in several tensors, or
+    in another shape. `stacked` lists the matrices of all experts that are stored in one tensor, [experts, in, out], or
     [experts, out, in] unless `stacked_transposed`; the tensor of their biases has the same name with `_bias` appended.
     Names of a block are below `layers`.
     """

@@ -40,6 +40,9 @@ class CompressedConfig(MechanismConfig):
             require_whole(name, getattr(self, name), ge=2 if name == "every" else 1, unit=unit, optional=True)
         require_number("align", self.align, ge=0)
         require_number("norm_eps", self.norm_eps, gt=0)
+        if self.rotary is not None and int(self.size * self.rotary.fraction) % 2:
+            given = f"{self.rotary.fraction} of head_size {self.size}"
+            raise InvalidValue.of("rotary", given, "an even number of elements, as they are rotated in pairs")
         if self.heads_width % self.output_groups:
             allowed = f"a divisor of the {self.heads_width} elements of all heads"
             raise InvalidValue.of("output_groups", self.output_groups, allowed)
@@ -66,7 +69,7 @@ class CompressedConfig(MechanismConfig):
 
     def turned(self, size: int) -> int:
         """How many of the last of `size` elements rotary positions are applied to: as many as of a head."""
-        return 0 if self.rotary is None else min(int(self.size * self.rotary.fraction), size) // 2 * 2
+        return 0 if self.rotary is None else min(int(self.size * self.rotary.fraction), size // 2 * 2)
 
     def entries(self, tokens: int) -> int:
         """The number of entries that `tokens` tokens complete."""

@@ -130,7 +130,7 @@ class DeepseekV4Adapter(FamilyAdapter):
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The window, the blocks of compressed rows, the sizes of the indexer, and rotary positions."""
         kind = self._kinds(values)[layer]
-        options = {ours: required_count(values, theirs) for ours, theirs in OPTIONS.items()}
+        options: dict[str, Any] = {ours: required_count(values, theirs) for ours, theirs in OPTIONS.items()}
         options |= {"norm_eps": values["rms_norm_eps"], "every": None, "top": None}
         if kind == SLIDING:
             return options
@@ -158,7 +158,7 @@ class DeepseekV4Adapter(FamilyAdapter):
 
     def own_keys(self, config: Any) -> dict[str, Any]:
         """The kinds of layers, the sizes of their attention, and the number of key and value heads, one."""
-        layers = [attention.config for attention in layer_attentions(config)]
+        layers: list[Any] = [attention.config for attention in layer_attentions(config)]
         kinds = [SLIDING if one.every is None else SPARSE if one.indexed else HEAVY for one in layers]
         indexed = [one for one in layers if one.indexed]
         hashed = config.num_hash_layers
@@ -219,4 +219,5 @@ class DeepseekV4Adapter(FamilyAdapter):
         found = [rope_of({**context, **one}) for one in (main, compress)]
         for one in (main, compress):
             needed(one, "rope_theta")
+            needed(one, "partial_rotary_factor")
         return found[0], found[1]

@@ -14,8 +14,8 @@ class DeepseekV4Config(DecoderConfig):
     """A decoder with `hc_mult` residual streams, whose mixing matrices are normalised `hc_sinkhorn_iters` times, with
     `hc_eps` added to sums.
 
-    In the first `num_hash_layers` layers the experts of a token depend on its id alone. Feed-forwards limit both factors
-    of their product to `swiglu_limit`.
+    In the first `num_hash_layers` layers the experts of a token depend on its id alone. Both factors in feed-forwards
+    are limited to `swiglu_limit`.
     """
 
     hc_mult: int = 4
