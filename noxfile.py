@@ -254,7 +254,7 @@ def clients(session: nox.Session) -> None:
     """Run other people's clients against the server; write docs/clients.md and what they send, for `tests`."""
     folder = Path(session.create_tmp()).resolve()
     found = [f"node={folder}"]
-    for name in ("clients", "clients-agents", "clients-crewai"):
+    for name in ("clients", "clients-agents", "clients-crewai", "clients-measures", "clients-proxy"):
         python = str(folder / name / "bin" / "python")
         session.run(sys.executable, "-m", "venv", str(folder / name), external=True)
         session.run(python, "-m", "pip", "install", "-qq", *group(name), external=True)
