@@ -15,6 +15,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
+@dataclass(frozen=True, eq=False)
+class EncoderOutput:
+    """The output of an encoder: `memory` [batch, source, width], and the decoder's initial state by name."""
+
+    memory: Tensor
+    start: Mapping[str, Tensor]
+
+
 def encoder_input_lengths(
     source: Tensor | None, key_padding_mask: Tensor | None, longest: int
 ) -> tuple[Tensor, list[int]]:
