@@ -22,6 +22,11 @@ class EncoderOutput:
     memory: Tensor
     start: Mapping[str, Tensor]
 
+    def each(self, lengths: Sequence[int]) -> list[EncoderOutput]:
+        """The output for each of the sources, of these lengths."""
+        starts = [{name: rows[row, None] for name, rows in self.start.items()} for row in range(len(lengths))]
+        return [EncoderOutput(self.memory[row, None, :length], starts[row]) for row, length in enumerate(lengths)]
+
 
 def encoder_input_lengths(
     source: Tensor | None, key_padding_mask: Tensor | None, longest: int

@@ -126,17 +126,17 @@ class RecurrentModel(nn.Module):
 
     def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
-        source, lengths = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
-        return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
+        return self.logits(self.hidden(tokens, self.encoder_output(source, key_padding_mask), key_padding_mask))
 
-    def encoder_output(self, source: Tensor, key_padding_mask: Tensor | None = None) -> EncoderOutput:
+    def encoder_output(self, source: Tensor | None, key_padding_mask: Tensor | None = None) -> EncoderOutput:
         """The output of the encoder for sources [batch, source]."""
         return self.read(*encoder_input_lengths(source, key_padding_mask, self.max_encoder_len))
 
-    def hidden(self, tokens: Tensor, encoded: EncoderOutput, key_padding_mask: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, encoded: EncoderOutput, key_padding_mask: Tensor | None) -> Tensor:
         """Hidden states [batch, tokens, width] of whole sequences over the output of the encoder for sources of which
         `key_padding_mask` [batch, source], bool, is False for padding, at the end."""
-        return self._run(tokens, encoded, key_padding_mask.sum(1).tolist(), None)
+        whole = [encoded.memory.shape[1]] * len(tokens)
+        return self._run(tokens, encoded, whole if key_padding_mask is None else key_padding_mask.sum(1).tolist(), None)
 
     def forward_with_weights(
         self, tokens: Tensor, source: Tensor, key_padding_mask: Tensor | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class StateCache(Cache):
     They are in a store of attn (`contiguous`), which grows by doubling. Padding takes no memory and no position.
     """
 
-    def __init__(self, decoder: Any, batch: int, sources: Sequence[Any] = ()) -> None:
+    def __init__(self, decoder: Any, batch: int, sources: Iterable[Any] = ()) -> None:
         super().__init__(layers=[])
         self.decoder = decoder
         self.batch = batch

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -15,7 +14,6 @@ from transformers.modeling_outputs import (
 
 from attn_models.adapters.native import NativeEncoderAdapter
 from attn_models.decoder.layers import initialise
-from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder, MaskedHead, PooledClassifier
 from attn_models.hf.models import NativeConfig, NativePreTrainedModel, real_tokens, refuse
 
@@ -25,75 +23,72 @@ class AttnEncoderConfig(NativeConfig):  # type: ignore[no-untyped-call]
 
     model_type = NativeEncoderAdapter.model_type
     described = ("encoder", "requires")
+    read = staticmethod(NativeEncoderAdapter().from_hf_config)
     __init__ = NativeConfig.__init__
-
-    @property
-    def own(self) -> EncoderConfig:
-        """The encoder's own config."""
-        return NativeEncoderAdapter().from_hf_config({"encoder": self.encoder, "requires": self.requires})
 
 
 class AttnEncoderModel(NativePreTrainedModel):  # type: ignore[no-untyped-call]
-    """An encoder without a head."""
+    """An encoder, and the head of a subclass, which gives the logits of an `Output`."""
 
     config_class = AttnEncoderConfig
-    cls: Any
-    classifier: Any
     _no_split_modules = ["PostNormBlock"]  # noqa: RUF012 -- declared by transformers
+    Output: ClassVar[Any] = BaseModelOutput
 
     @staticmethod
     def parts(config: AttnEncoderConfig) -> dict[str, nn.Module]:
         """The encoder."""
         return {"model": Encoder(config.own)}
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> BaseModelOutput:
-        """Hidden states [batch, tokens, width] of `input_ids` [batch, tokens]; see `encoded`."""
-        return BaseModelOutput(last_hidden_state=self.encoded(input_ids, attention_mask, **others))
+    def scores(self, hidden: Tensor, real: Tensor | None) -> Tensor | None:  # noqa: ARG002 -- here are none
+        """The logits of hidden states [batch, tokens, width], in which `real` [batch, tokens] is False for padding."""
+        return None
 
-    def encoded(
+    def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
         **others: Any,
-    ) -> Tensor:
-        """Hidden states [batch, tokens, width]; `attention_mask` [batch, tokens] is 0 for padding.
+    ) -> Any:
+        """The hidden states or logits of `input_ids` [batch, tokens], and the loss of `labels`, -100 ignored.
 
-        Positions are the encoder's: as BERT's, they count padding, which therefore comes last. Raises `Incompatible`
-        for arguments that are not supported, `InvalidValue` for masks of another shape, positions, and token types of
-        an encoder without any.
+        `attention_mask` [batch, tokens] is 0 for padding. Positions are the encoder's: as BERT's, they count padding,
+        which therefore comes last. Raises `Incompatible` for arguments that are not supported, `InvalidValue` for masks
+        of another shape and token types of an encoder without any.
         """
         refuse(others)
-        if position_ids is not None:
-            raise InvalidValue.of("position_ids", "given", "None: an encoder counts the positions itself")
-        padding = None if attention_mask is None else real_tokens(input_ids, attention_mask)
-        found = token_type_ids is not None and (self.model.segments is not None or bool(token_type_ids.any()))
-        hidden: Tensor = self.model(input_ids, padding, token_type_ids if found else None)
-        return hidden
+        real = None if attention_mask is None else real_tokens(input_ids, attention_mask)
+        typed = token_type_ids is not None and (self.model.segments is not None or bool(token_type_ids.any()))
+        hidden = self.model(input_ids, real, token_type_ids if typed else None)
+        logits = self.scores(hidden, real)
+        if logits is None:
+            return BaseModelOutput(last_hidden_state=hidden)
+        return self.Output(loss=self.loss_of(logits, labels, others), logits=logits)
 
 
 class AttnForMaskedLM(AttnEncoderModel):  # type: ignore[no-untyped-call]
-    """An encoder as a masked language model."""
+    """An encoder as a masked language model: logits [batch, tokens, vocabulary] by BERT's head."""
+
+    Output = MaskedLMOutput
+    cls: Any
 
     @staticmethod
     def parts(config: AttnEncoderConfig) -> dict[str, nn.Module]:
-        """The encoder and BERT's head."""
+        """The encoder and the head."""
         encoder = Encoder(config.own)
         return {"model": encoder, "cls": nn.ModuleDict({"predictions": MaskedHead(encoder)})}
 
-    def forward(  # type: ignore[override]
-        self, input_ids: Tensor, *given: Any, labels: Tensor | None = None, **others: Any
-    ) -> MaskedLMOutput:
-        """Logits [batch, tokens, vocabulary] of `input_ids` [batch, tokens], and the loss of `labels`, -100 ignored;
-        see `encoded`."""
-        logits = self.cls["predictions"](self.encoded(input_ids, *given, **others), self.model.embedding.weight)
-        loss = self.loss_of(labels, others, logits=logits, vocab_size=self.config.vocab_size)
-        return MaskedLMOutput(loss=loss, logits=logits)
+    def scores(self, hidden: Tensor, real: Tensor | None) -> Any:  # noqa: ARG002
+        """Logits [batch, tokens, vocabulary]."""
+        return self.cls["predictions"](hidden, self.model.embedding.weight)
 
 
 class AttnForTokenClassification(AttnEncoderModel):  # type: ignore[no-untyped-call]
-    """An encoder with a linear layer over each token."""
+    """An encoder with a linear layer over each token: logits [batch, tokens, labels]."""
+
+    Output = TokenClassifierOutput
+    classifier: Any
 
     @staticmethod
     def parts(config: AttnEncoderConfig) -> dict[str, nn.Module]:
@@ -102,18 +97,16 @@ class AttnForTokenClassification(AttnEncoderModel):  # type: ignore[no-untyped-c
         initialise(classifier)
         return {"model": Encoder(config.own), "classifier": classifier}
 
-    def forward(  # type: ignore[override]
-        self, input_ids: Tensor, *given: Any, labels: Tensor | None = None, **others: Any
-    ) -> TokenClassifierOutput:
-        """Logits [batch, tokens, labels] of `input_ids` [batch, tokens], and the loss of `labels`, -100 ignored; see
-        `encoded`."""
-        logits = self.classifier(self.encoded(input_ids, *given, **others))
-        loss = self.loss_of(labels, others, logits=logits, config=self.config)
-        return TokenClassifierOutput(loss=loss, logits=logits)
+    def scores(self, hidden: Tensor, real: Tensor | None) -> Any:  # noqa: ARG002
+        """Logits [batch, tokens, labels]."""
+        return self.classifier(hidden)
 
 
 class AttnEncoderForSequenceClassification(AttnEncoderModel):  # type: ignore[no-untyped-call]
-    """An encoder whose hidden states are pooled by additive attention, with a linear layer."""
+    """An encoder whose hidden states are pooled by additive attention: logits [batch, labels]."""
+
+    Output = SequenceClassifierOutput
+    classifier: Any
 
     @staticmethod
     def parts(config: AttnEncoderConfig) -> dict[str, nn.Module]:
@@ -121,17 +114,6 @@ class AttnEncoderForSequenceClassification(AttnEncoderModel):  # type: ignore[no
         classifier = PooledClassifier(config.hidden_size, int(config.num_labels or 0))
         return {"model": Encoder(config.own), "classifier": classifier}
 
-    def forward(  # type: ignore[override]
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *given: Any,
-        labels: Tensor | None = None,
-        **others: Any,
-    ) -> SequenceClassifierOutput:
-        """Logits [batch, labels] of texts `input_ids` [batch, tokens], and the loss of `labels`; see `encoded`."""
-        hidden = self.encoded(input_ids, attention_mask, *given, **others)
-        real = None if attention_mask is None else attention_mask.bool()
-        logits = self.classifier(hidden, real)[:, 0]
-        loss = self.loss_of(labels, others, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+    def scores(self, hidden: Tensor, real: Tensor | None) -> Any:
+        """Logits [batch, labels]."""
+        return self.classifier(hidden, real)[:, 0]

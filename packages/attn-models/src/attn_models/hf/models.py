@@ -50,8 +50,8 @@ class NativeConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
     def __init__(self, **others: Any) -> None:
         vars(self).update({key: others.pop(key, None) for key in self.described})
-        read = self.own
-        fields = {theirs: getattr(read, ours) for ours, theirs in FIELDS.items() if hasattr(read, ours)}
+        own = self.own
+        fields = {theirs: getattr(own, ours) for ours, theirs in FIELDS.items() if hasattr(own, ours)}
         for name, value in fields.items():
             if (given := others.pop(name, value)) != value:
                 raise InvalidValue.of(name, given, f"{value}, as in the field {self.described[0]}")
@@ -70,9 +70,14 @@ class NativeConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         return self
 
     @property
-    @abstractmethod
     def own(self) -> Any:
         """The model's own config."""
+        return self.read({key: getattr(self, key) for key in self.described})
+
+    @staticmethod
+    @abstractmethod
+    def read(described: Mapping[str, Any], /) -> Any:
+        """The model's own config by the described keys."""
 
 
 class AttnConfig(NativeConfig):  # type: ignore[no-untyped-call]
@@ -80,6 +85,7 @@ class AttnConfig(NativeConfig):  # type: ignore[no-untyped-call]
 
     model_type = NativeAdapter.model_type
     described = ("decoder", "requires")
+    read = staticmethod(NativeAdapter().from_hf_config)
     __init__ = NativeConfig.__init__
 
     @classmethod
@@ -87,11 +93,6 @@ class AttnConfig(NativeConfig):  # type: ignore[no-untyped-call]
         """The config of transformers for a decoder's."""
         made: AttnConfig = cls(**config_to_json(config, "decoder"), **others)
         return made
-
-    @property
-    def own(self) -> DecoderConfig:
-        """The decoder's own config."""
-        return NativeAdapter().from_hf_config({"decoder": self.decoder, "requires": self.requires})
 
 
 OF_LOSS = ("num_items_in_batch", "shift_labels")
@@ -103,14 +104,9 @@ ALLOWED = {"return_dict", "cache_position", *OF_LOSS}
 def refuse(others: Mapping[str, Any]) -> None:
     """Raise `Incompatible`, naming them, for arguments of transformers' models that would change the result: all that
     are given, except `ALLOWED` ones and token types of zeros, which tokenizers make."""
-    given = [
-        name
-        for name, value in others.items()
-        if name not in ALLOWED
-        and value is not None
-        and value is not False
-        and not (name == "token_type_ids" and not bool(value.any()))
-    ]
+    given = {name: value for name, value in others.items() if not (name in ALLOWED or value is None or value is False)}
+    if "token_type_ids" in given and not bool(given["token_type_ids"].any()):
+        del given["token_type_ids"]
     if given:
         raise Incompatible(f"attn's models do not support {', '.join(sorted(given))}")
 
@@ -236,11 +232,12 @@ class NativePreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             tensors[name].copy_(values[name])
             tensors[name]._is_hf_initialized = True  # type: ignore[attr-defined]  # noqa: SLF001
 
-    def loss_of(self, labels: Tensor | None, others: Mapping[str, Any], **given: Any) -> Tensor | None:
+    def loss_of(self, logits: Tensor, labels: Tensor | None, others: Mapping[str, Any]) -> Tensor | None:
         """The loss of `labels`, if there are any, by transformers' function for the class, with its arguments among
         `others`."""
-        known = {name: others[name] for name in OF_LOSS if name in others}
-        return None if labels is None else self.loss_function(labels=labels, **given, **known)
+        given = {"logits": logits, "pooled_logits": logits, "vocab_size": self.config.vocab_size, "config": self.config}
+        given |= {name: others[name] for name in OF_LOSS if name in others}
+        return None if labels is None else self.loss_function(labels=labels, **given)
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
@@ -301,10 +298,15 @@ class AttnModel(AttnPreTrainedModel):  # type: ignore[no-untyped-call]
         return out
 
 
+PASSED = ("attention_mask", "decoder_attention_mask", "encoder_outputs", "use_cache", "logits_to_keep")
+"""Arguments that `generate` passes to `forward` as they are."""
+
+
 class NativeGenerationMixin(GenerationMixin):
     """What models that generate have in common."""
 
     model: Any
+    config: Any
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The unembedding; where it is the embedding, a layer with the same parameter."""
@@ -320,6 +322,15 @@ class NativeGenerationMixin(GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The arguments of `forward` for the tokens that are not in the cache yet."""
+        cached = past_key_values.get_seq_length() if isinstance(past_key_values, StateCache) else 0
+        tokens = {"decoder_input_ids" if self.config.is_encoder_decoder else "input_ids": input_ids[:, cached:]}
+        kept = {name: kwargs[name] for name in PASSED if kwargs.get(name) is not None}
+        return {**tokens, "past_key_values": past_key_values, **kept}
+
     def logits_of(self, hidden: Tensor, kept: int | Tensor) -> Tensor:
         """Logits of hidden states [batch, tokens, width]: of the `kept` last tokens, 0 for all, or of their indices."""
         chosen = slice(-kept, None) if isinstance(kept, int) and kept else kept
@@ -329,19 +340,6 @@ class NativeGenerationMixin(GenerationMixin):
 
 class AttnForCausalLM(AttnPreTrainedModel, NativeGenerationMixin):  # type: ignore[no-untyped-call]
     """The decoder as a language model."""
-
-    def prepare_inputs_for_generation(  # type: ignore[override]
-        self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Tensor | None = None, **others: Any
-    ) -> dict[str, Any]:
-        """The arguments of `forward` for the tokens that are not in the cache yet."""
-        cached = past_key_values.get_seq_length() if isinstance(past_key_values, StateCache) else 0
-        return {
-            "input_ids": input_ids[:, cached:],
-            "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
-            "use_cache": others.get("use_cache"),
-            "logits_to_keep": others.get("logits_to_keep") or 0,
-        }
 
     def forward(
         self,
@@ -362,7 +360,7 @@ class AttnForCausalLM(AttnPreTrainedModel, NativeGenerationMixin):  # type: igno
         cached = bool(self.config.use_cache) and labels is None if use_cache is None else use_cache
         out = self.model(input_ids, attention_mask, past_key_values, use_cache=cached, **others)
         logits = self.logits_of(out.last_hidden_state, logits_to_keep)
-        loss = self.loss_of(labels, others, logits=logits, vocab_size=self.config.vocab_size)
+        loss = self.loss_of(logits, labels, others)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
 
 
@@ -388,5 +386,5 @@ class AttnForSequenceClassification(AttnPreTrainedModel):  # type: ignore[no-unt
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = torch.where(real.bool(), places, 0).amax(1)
         logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last])
-        loss = self.loss_of(labels, others, pooled_logits=logits, config=self.config)
+        loss = self.loss_of(logits, labels, others)
         return SequenceClassifierOutputWithPast(loss=loss, logits=logits)

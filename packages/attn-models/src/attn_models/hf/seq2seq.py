@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +36,10 @@ class AttnSeq2SeqConfig(NativeConfig):  # type: ignore[no-untyped-call]
     def __init__(self, **others: Any) -> None:
         super().__init__(**others | {"is_encoder_decoder": True})
 
-    @property
-    def own(self) -> Any:
-        """The model's own config."""
-        return family_and_config({name: getattr(self, name) for name in self.described})[1]
+    @staticmethod
+    def read(described: Mapping[str, Any], /) -> Any:
+        """The config of the family's model."""
+        return family_and_config(described)[1]
 
 
 class SourceEncoder:
@@ -92,25 +94,6 @@ class AttnForSeq2SeqLM(NativePreTrainedModel, NativeGenerationMixin):  # type: i
         shifted = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == -100, start if filler is None else filler)
 
-    def prepare_inputs_for_generation(  # type: ignore[override]
-        self,
-        input_ids: Tensor,
-        past_key_values: Any = None,
-        attention_mask: Tensor | None = None,
-        encoder_outputs: Any = None,
-        **others: Any,
-    ) -> dict[str, Any]:
-        """The arguments of `forward` for the tokens that are not in the cache yet."""
-        cached = past_key_values.get_seq_length() if isinstance(past_key_values, StateCache) else 0
-        return {
-            "decoder_input_ids": input_ids[:, cached:],
-            "decoder_attention_mask": others.get("decoder_attention_mask"),
-            "attention_mask": attention_mask,
-            "encoder_outputs": encoder_outputs,
-            "past_key_values": past_key_values,
-            "use_cache": others.get("use_cache"),
-        }
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -139,34 +122,19 @@ class AttnForSeq2SeqLM(NativePreTrainedModel, NativeGenerationMixin):  # type: i
         if decoder_input_ids is None or encoder_outputs is None:
             raise InvalidValue.of("decoder_input_ids", None, "tokens of source and target, or labels")
         memory: Tensor = encoder_outputs[0]
-        counts = torch.full((len(memory),), memory.shape[1]) if attention_mask is None else attention_mask.sum(1)
-        source = torch.arange(memory.shape[1], device=memory.device) < counts[:, None].to(memory.device)
-        start = {name: rows for name, rows in encoder_outputs.items() if name != "last_hidden_state"}
-        encoded = EncoderOutput(memory, start)
+        lengths = [memory.shape[1]] * len(memory) if attention_mask is None else attention_mask.sum(1).tolist()
+        encoded = EncoderOutput(memory, {name: encoder_outputs[name] for name in list(encoder_outputs)[1:]})
         real, cache = real_tokens(decoder_input_ids, decoder_attention_mask), held_cache(past_key_values)
         keeps = bool(self.config.use_cache) and labels is None if use_cache is None else use_cache
         if cache is None and (not keeps or torch.is_grad_enabled()):
-            hidden = with_padding_last(
-                lambda tokens: self.model.hidden(tokens, encoded, source), decoder_input_ids, real
-            )
+            source = torch.arange(memory.shape[1]) < torch.tensor(lengths)[:, None]
+            run = partial(self.model.hidden, encoded=encoded, key_padding_mask=source.to(memory.device))
+            hidden = with_padding_last(run, decoder_input_ids, real)
         else:
-            cache = (
-                StateCache(self.model, len(memory), _states(self.model, encoded, source)) if cache is None else cache
-            )
+            if cache is None:
+                cache = StateCache(self.model, len(memory), map(self.model.source_states, encoded.each(lengths)))
             hidden = cache.step(decoder_input_ids, real)
         logits = self.logits_of(hidden, kept)
-        loss = self.loss_of(labels, others, logits=logits, vocab_size=self.config.vocab_size)
+        loss = self.loss_of(logits, labels, others)
         held: Any = cache
         return Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=held, encoder_last_hidden_state=memory)
-
-
-def _states(model: Any, encoded: EncoderOutput, source: Tensor) -> list[Any]:
-    """The encoder states of each sequence."""
-    lengths = source.sum(1).tolist()
-    each = (
-        EncoderOutput(
-            encoded.memory[row, None, :length], {name: rows[row, None] for name, rows in encoded.start.items()}
-        )
-        for row, length in enumerate(lengths)
-    )
-    return [model.source_states(one) for one in each]
