@@ -173,7 +173,7 @@ def _loaded(folder: str | Path, verify: Verify, device: str) -> tuple[Checkpoint
     encoder = build_encoder(checkpoint, torch.float32)
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
-    return checkpoint, encoder, Tokenizer.from_folder(checkpoint.path)
+    return checkpoint, encoder, Tokenizer.from_folder(checkpoint.path, encoder.embedding.weight.shape[0])
 
 
 def _read_head(checkpoint: CheckpointFolder, model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from attn_core import ModelFamily, installed
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.kernels.linear import MOST_BITS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
@@ -308,10 +308,7 @@ def load_model(
 
 def _loaded(checkpoint: CheckpointFolder, model: Any, count: int) -> LoadedModel:
     """A model with the other contents of its folder; its tokenizer must fit its embedding."""
-    tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
-    if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
-        rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {model.vocab_size} rows"
-        raise CheckpointInvalid.of(checkpoint.path, rule)
+    tokenizer = Tokenizer.from_folder(checkpoint.path, model.vocab_size) if checkpoint.tokenizer else None
     return LoadedModel(
         path=checkpoint.path,
         model=model.eval(),
