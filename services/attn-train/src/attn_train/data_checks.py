@@ -9,13 +9,14 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig, TrainingConfig
 
-from attn_train.data.conversations import checked_chats, checked_preferences, require_template
+from attn_train.data.conversations import checked_chats, checked_preferences, rows_in
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.labels import INCLUDED as LABELLED
 from attn_train.data.labels import label_files
 from attn_train.data.load import TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
-from attn_train.data.shapes import Reading, TokenRow
+from attn_train.data.rendering import require_template
+from attn_train.data.shapes import Chat, Reading
 from attn_train.data.synthetic import TASKS
 from attn_train.data.token_shards.inputs import input_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED
@@ -76,9 +77,10 @@ def check_conversations(data: DataConfig, home: Path) -> None:
         )
     tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
     checked = checked_chats if data.format == "chat" else checked_preferences
-    kinds = {type(row) for _, row in checked(input_files([data.path]), Reading.of(data))}
-    if kinds - {TokenRow}:
-        require_template(tokenizer)
+    reading = Reading.of(data)
+    for _, row in checked(rows_in(input_files([data.path]), reading), reading):
+        if isinstance(row, Chat | tuple):
+            require_template(tokenizer)
 
 
 def check_masked(data: DataConfig, *, home: Path) -> None:
