@@ -347,7 +347,7 @@ def test_a_preview_shows_what_is_learned_and_what_is_left_out(tmp_path, words):
     lengths = [len("<u>hi.<a>.") + 2 * (number % 7) for number in range(9)]
     assert facts["lengths"] == {"min": 10, "median": sorted(lengths)[4], "95 %": sorted(lengths)[7], "max": 22}
     assert facts["too_long"] == sum(length > 13 for length in lengths)
-    assert facts["remarks"] == {"that others equal": 2}
+    assert facts["remarks"] == {"with an empty answer": 2, "that others equal": 2}
     rows(tmp_path / "p.jsonl", {"prompt": "hi", "chosen": "yes", "rejected": "no", "score": 1})
     found = preview(str(tmp_path / "p.jsonl"), ShowConfig(), None)
     assert (found.format, found.reading.aside) == ("preference", {"score"})

@@ -73,12 +73,21 @@ def read_rows(rows: Iterable[Row], shapes: Sequence[Shape], reading: Reading) ->
         yield row.place, found
 
 
+def found_in(shapes: Sequence[Shape]) -> Callable[[Iterable[Row], Reading], Iterator[Any]]:
+    """Return a function for `read_splits` that reads rows by shapes."""
+    return lambda rows, reading: (found for _, found in read_rows(rows, shapes, reading))
+
+
 def checked_chats(rows: Iterable[Row], reading: Reading) -> Iterator[tuple[str, Chat | list[TokenRow]]]:
     """Yield the place of each conversation and its messages, or the tokens of those of a row; raises as `read_rows` and
     `check_conversation` do."""
     for place, found in read_rows(rows, CHATS, reading):
         for checked in _checked([found], place, reading):
-            yield place, checked[0]
+            chat = checked[0]
+            if isinstance(chat, Chat):
+                empty = any(one["role"] == ASSISTANT and is_empty(one) for one in chat.messages)
+                reading.note("with an empty answer", int(empty))
+            yield place, chat
 
 
 def checked_preferences(rows: Iterable[Row], reading: Reading) -> Iterator[tuple[str, Judged]]:
@@ -90,13 +99,18 @@ def checked_preferences(rows: Iterable[Row], reading: Reading) -> Iterator[tuple
                 yield place, (chosen, rejected)
 
 
+def is_empty(message: Mapping[str, Any]) -> bool:
+    """Whether a message says nothing."""
+    return not ((message.get("content") or "").strip() or message.get("tool_calls"))
+
+
 def prefers(chosen: Chat | None, rejected: Chat | None, reading: Reading) -> bool:
     """Whether one of two conversations can be preferred; counts those where not, and prompts that come again."""
     given = [one.messages for one in (chosen, rejected) if one is not None]
     if len(given) == 2 and given[0] == given[1]:
         reading.note("left out, as both answers are equal", 1)
         return False
-    if not all((one[-1].get("content") or "").strip() or one[-1].get("tool_calls") for one in given):
+    if any(is_empty(one[-1]) for one in given):
         reading.note("left out, as an answer is empty", 1)
         return False
     reading.seen("with a prompt that others have, too", json.dumps([one for one in given[0] if one in given[-1]]))

@@ -111,8 +111,8 @@ class Chat:
 
 
 def said(role: str, content: str) -> Messages:
-    """Return a conversation of one message; none of an empty content."""
-    return [{"role": role, "content": content}] if content else []
+    """Return a conversation of one message; none of an empty content that is no answer."""
+    return [{"role": role, "content": content}] if content or role == ASSISTANT else []
 
 
 HUMAN = re.compile(r"\n\n(Human|Assistant):")
@@ -215,8 +215,7 @@ def _text(values: Values, name: str) -> str:
 
 def _completed(question: str, answer: str) -> Callable[[Values], Chat]:
     def read(values: Values) -> Chat:
-        answers = messages_in(values[answer], answer, ASSISTANT)
-        return _chat(values, _asked(values, question) + (answers or [{"role": ASSISTANT, "content": ""}]))
+        return _chat(values, _asked(values, question) + messages_in(values[answer], answer, ASSISTANT))
 
     return read
 

@@ -25,6 +25,7 @@ from attn_train.tasks.base import (
     TokenDataset,
     count_targets,
     in_parts,
+    lengths_of,
     longest_input,
     mean_over_batches,
     validation_sample,
@@ -125,7 +126,7 @@ class PreferenceTask(ExampleTask):
     """
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
-        super().__init__(config, [length_of(pair) for pair in pairs.training])
+        super().__init__(config, lengths_of(pairs.training, length_of))
         self._pairs = pairs
         self._objective = config.objective
 

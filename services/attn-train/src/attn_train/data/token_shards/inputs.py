@@ -88,9 +88,11 @@ def format_of(path: Path) -> str:
     return known
 
 
-def is_rows(path: Path) -> bool:
-    """Whether a file has rows with columns, and is no text, by its name."""
-    return any(FORMATS.get(suffix, "text") != "text" for suffix in path.suffixes[-2:])
+def has_rows(path: Path, *, headed: bool = True) -> bool:
+    """Whether a file, or one below a folder, has rows with columns, by its name; without `headed`, columns that are
+    separated by tabs have no names, and are none."""
+    files = [file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file() and _is_known(file)]
+    return any(format_of(file) != "text" and (headed or ".tsv" not in file.suffixes) for file in files)
 
 
 def input_files(given: Sequence[str]) -> list[Path]:
