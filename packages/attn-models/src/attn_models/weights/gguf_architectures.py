@@ -36,7 +36,9 @@ class Placement:
     `groups` equal blocks. `expert` is the index in a GGUF tensor that stacks several experts, None for the whole
     tensor. A `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`. A tensor that consists of several, or
     has other axes, is made of `parts`, concatenated along their axis `axis`; `source` is that of the first. For a
-    `decay` Hugging Face stores the logarithm of the negated value.
+    `decay` Hugging Face stores the logarithm of the negated value. `tiled`, an axis, a first index and two counts g and
+    n, says that from this index on GGUF stores the first of n heads of all g groups, then the second ones and so on,
+    and Hugging Face the n heads of each group.
     """
 
     source: str
@@ -51,6 +53,7 @@ class Placement:
     parts: tuple[Part, ...] = ()
     axis: int = 0
     decay: bool = False
+    tiled: tuple[int, ...] = ()
 
     @property
     def sources(self) -> dict[str, tuple[int, ...]]:

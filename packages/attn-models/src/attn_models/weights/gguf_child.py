@@ -73,7 +73,7 @@ BYTES_OF = {"bfloat16": 2, "float32": 4}
 
 def blocks_kept(tensor: GgufTensor, placement: Placement) -> BlockLayout | None:
     """The layout of a tensor that stays in its blocks with `stored`; None for other tensors."""
-    moved = placement.transposed or len(placement.shape) != 2
+    moved = placement.transposed or len(placement.shape) != 2 or 1 in placement.tiled[:1]
     return None if moved or _computed(placement) else GGUF_LAYOUTS.get(tensor.type)
 
 
@@ -229,6 +229,11 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
 def _in_order(rows: NDArray[Any], placement: Placement) -> NDArray[Any]:
     if placement.rotary_heads:
         rows = half_split_rows(rows, placement.rotary_heads)
+    if placement.tiled:
+        axis, start, groups, heads = placement.tiled
+        kept, last = np.split(rows, [start], axis)
+        parts = last.reshape(*last.shape[:axis], heads, groups, -1, *last.shape[axis + 1 :]).swapaxes(axis, axis + 1)
+        rows = np.concatenate([kept, parts.reshape(last.shape)], axis)
     return grouped_rows(rows, placement.fused, placement.groups) if placement.fused else rows
 
 
