@@ -92,10 +92,10 @@ def _computed(placement: Placement) -> bool:
     return bool(placement.parts or placement.decay or placement.subtracted)
 
 
-def raw_rows(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
+def raw_rows(tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
     """The bytes [rows, bytes of a row] of `tensor`, or only of index `expert` of its first axis."""
     rows, row_bytes = tensor.elements // tensor.shape[-1], tensor.nbytes * tensor.shape[-1] // tensor.elements
-    raw = np.memmap(header.path, np.uint8, "r", tensor.offset, (rows, row_bytes))
+    raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (rows, row_bytes))
     return raw if expert is None else raw.reshape(tensor.shape[0], -1, row_bytes)[expert]
 
 
@@ -130,7 +130,7 @@ def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = Non
     They are multiplied by the tensor `.scale` beside it, a number for each of its first axis or one for all. Raises
     CheckpointInvalid for NaN or infinity, and for a type that the gguf library cannot dequantise.
     """
-    rows, read = raw_rows(header, tensor, expert), READERS.get(tensor.type)
+    rows, read = raw_rows(tensor, expert), READERS.get(tensor.type)
     try:
         values = dequantize(rows, GGMLQuantizationType[tensor.type]) if read is None else read(rows)
     except NotImplementedError as error:
@@ -140,7 +140,7 @@ def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = Non
     values = values.reshape(tensor.shape if expert is None else tensor.shape[1:])
     scale = header.tensors.get(scale_of(tensor.name)) if tensor.type in SCALED else None
     if scale is not None:
-        factors = np.memmap(header.path, "<f4", "r", scale.offset, (scale.elements, *[1] * (len(tensor.shape) - 1)))
+        factors = np.memmap(scale.file, "<f4", "r", scale.offset, (scale.elements, *[1] * (len(tensor.shape) - 1)))
         values = values * (factors if expert is None or len(factors) == 1 else factors[expert])
     if not np.isfinite(values).all():
         raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
@@ -241,7 +241,7 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
     tensor = header.tensors[placement.source]
     layout = blocks_kept(tensor, placement) if dtype == "stored" else None
     if layout is not None:
-        rows = raw_rows(header, tensor, placement.expert)
+        rows = raw_rows(tensor, placement.expert)
         if not layout.is_finite(rows):
             raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
         return np.ascontiguousarray(_in_order(rows, placement))
