@@ -144,6 +144,20 @@ class EvaluationConfig(Checked, frozen=True, kw_only=True):
             le=MAX_INT32,
         ),
     ] = 20
+    load_best_model_at_end: Annotated[
+        bool, _run("Export the weights of the measurement with the lowest validation loss, instead of the last ones.")
+    ] = False
+    early_stopping_patience: (
+        Annotated[
+            int,
+            _run(
+                "Stop after this many measurements in a row without a lower validation loss; never if not given.",
+                ge=1,
+                le=MAX_INT32,
+            ),
+        ]
+        | None
+    ) = None
     bleu_sentences: Annotated[
         int,
         _run(

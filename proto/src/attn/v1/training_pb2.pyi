@@ -875,6 +875,8 @@ class EvaluationConfig(_message.Message):
     EVAL_STEPS_FIELD_NUMBER: _builtins.int
     EVAL_BATCHES_FIELD_NUMBER: _builtins.int
     BLEU_SENTENCES_FIELD_NUMBER: _builtins.int
+    LOAD_BEST_MODEL_AT_END_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_PATIENCE_FIELD_NUMBER: _builtins.int
     logging_steps: _builtins.int
     """Steps between reports of the training loss."""
     eval_steps: _builtins.int
@@ -883,6 +885,10 @@ class EvaluationConfig(_message.Message):
     """Validation batches per measurement."""
     bleu_sentences: _builtins.int
     """Number of validation sources that are translated to measure BLEU; only for encoder-decoders."""
+    load_best_model_at_end: _builtins.bool
+    """Export the weights of the measurement with the lowest validation loss, instead of the last ones."""
+    early_stopping_patience: _builtins.int
+    """Stop after this many measurements in a row without a lower validation loss; never if not given."""
     def __init__(
         self,
         *,
@@ -890,17 +896,23 @@ class EvaluationConfig(_message.Message):
         eval_steps: _builtins.int | None = ...,
         eval_batches: _builtins.int | None = ...,
         bleu_sentences: _builtins.int = ...,
+        load_best_model_at_end: _builtins.bool = ...,
+        early_stopping_patience: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping_patience", b"_early_stopping_patience", "_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "early_stopping_patience", b"early_stopping_patience", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "bleu_sentences", b"bleu_sentences", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping_patience", b"_early_stopping_patience", "_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "bleu_sentences", b"bleu_sentences", "early_stopping_patience", b"early_stopping_patience", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "load_best_model_at_end", b"load_best_model_at_end", "logging_steps", b"logging_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__early_stopping_patience: _TypeAlias = _typing.Literal["early_stopping_patience"]  # noqa: Y015
+    _WhichOneofArgType__early_stopping_patience: _TypeAlias = _typing.Literal["_early_stopping_patience", b"_early_stopping_patience"]  # noqa: Y015
     _WhichOneofReturnType__eval_batches: _TypeAlias = _typing.Literal["eval_batches"]  # noqa: Y015
     _WhichOneofArgType__eval_batches: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches"]  # noqa: Y015
     _WhichOneofReturnType__eval_steps: _TypeAlias = _typing.Literal["eval_steps"]  # noqa: Y015
     _WhichOneofArgType__eval_steps: _TypeAlias = _typing.Literal["_eval_steps", b"_eval_steps"]  # noqa: Y015
     _WhichOneofReturnType__logging_steps: _TypeAlias = _typing.Literal["logging_steps"]  # noqa: Y015
     _WhichOneofArgType__logging_steps: _TypeAlias = _typing.Literal["_logging_steps", b"_logging_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stopping_patience) -> _WhichOneofReturnType__early_stopping_patience | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_batches) -> _WhichOneofReturnType__eval_batches | None: ...
     @_typing.overload

@@ -107,6 +107,8 @@ VALUES: dict[str, Any] = {
     "logging_steps": 2,
     "eval_steps": 2,
     "eval_batches": 1,
+    "load_best_model_at_end": True,
+    "early_stopping_patience": 1,
     "bleu_sentences": 3,
     "precision": "bfloat16",
     "seed": 9,
