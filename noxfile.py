@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import nox
@@ -213,6 +214,23 @@ def triton(session: nox.Session) -> None:
     session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(tested)]))
     refuse_cuda(session)
     session.run("python", "-m", "pytest", "-m", "", "packages/attn-kernels-triton", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(name="gpu-kit", venv_backend="none", default=False)
+def gpu_kit(session: nox.Session) -> None:
+    """Lay what benchmarks/gpu needs beside torch, Triton and transformers in out/gpu-kit, for a machine offline.
+
+    That machine's Python is given after --, such as 3.12.
+    """
+    target, wheels = ROOT / "out" / "gpu-kit", Path(session.create_tmp()).resolve()
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.rmtree(wheels)
+    version = session.posargs[0] if session.posargs else "3.12"
+    platforms = [f"--platform=manylinux{kind}_x86_64" for kind in ("2014", "_2_17", "_2_28")]
+    download = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", *platforms]
+    session.run(*download, f"--python-version={version}", f"--dest={wheels}", *group("gpu-kit"), external=True)
+    for wheel in wheels.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(target)
 
 
 @nox.session(venv_backend="none", requires=["oracles"], default=False)

@@ -152,7 +152,7 @@ def test_a_file_that_is_no_whole_model_is_refused_with_what_it_is(tmp_path, arch
 
 def test_a_joined_file_is_a_model(tmp_path: Path) -> None:
     # llama-gguf-split leaves split.count = 0 in what it joins.
-    with pytest.raises(CheckpointInvalid, match=r"llama.attention.head_count"):
+    with pytest.raises(CheckpointInvalid, match=r"llama.block_count"):
         folder_of_gguf(described(tmp_path / "file.gguf", split_count=0), tmp_path)
 
 

@@ -57,8 +57,8 @@ class DataConfig(Checked, frozen=True, kw_only=True):
     format: Annotated[
         Literal["text", "chat", "preference", "prompt"],
         _data(
-            "Format of the dataset, for a base model with a chat template: text; chat, rows of messages, of prompt and "
-            "completion, or of token ids, of which only the answers contribute to the loss; preference, rows of "
+            "Format of the dataset, for a base model with a chat template: text; chat, rows of messages, of questions "
+            "and answers, or of token ids, of which only the answers contribute to the loss; preference, rows of "
             "prompt, chosen and rejected (DPO); or prompt, rows of a prompt and what rewards need (GRPO)."
         ),
     ] = "text"
@@ -69,9 +69,7 @@ class DataConfig(Checked, frozen=True, kw_only=True):
             "prompt=question,completion=answer."
         ),
     ] = ()
-    skip_broken: Annotated[
-        bool, _data("Leave out rows of chats and preferences that cannot be read, and count them.")
-    ] = False
+    skip_broken: Annotated[bool, _data("Leave out rows that cannot be read, and count them.")] = False
 
     prepared: Annotated[
         str,
@@ -90,25 +88,29 @@ class DataConfig(Checked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.prepared and not self.document_mask:
-            raise InvalidValue.of(
-                "document_mask", self.document_mask, "true without prepared data, as it has no effect"
-            )
-        for name in ("columns", "skip_broken"):
-            if getattr(self, name) and self.format == "text":
-                raise InvalidValue.of(name, getattr(self, name), "none with the format text")
+        if not self.document_mask and not (self.prepared and self.format == "text"):
+            allowed = "true without prepared texts and chats, as it has no effect"
+            raise InvalidValue.of("document_mask", self.document_mask, allowed)
         require_named_columns(self.columns)
         if not self.prepared:
             return
         prepared_sources(self.prepared)
-        for name, plain in (("dataset", ""), ("tokenizer", "character"), ("format", "text"), ("languages", "")):
-            if getattr(self, name) != plain:
+        if self.format in ("chat", "prompt"):
+            raise InvalidValue.of("format", self.format, "text or preference with prepared data, which may be of chats")
+        plain = {"dataset": "", "tokenizer": "character", "languages": "", "columns": (), "skip_broken": False}
+        for name, value in plain.items():
+            if getattr(self, name) != value:
                 raise InvalidValue.of(name, getattr(self, name), "none with prepared data, which determine it")
 
     @property
     def sources(self) -> list[PreparedSource]:
         """The folders of prepared data with their weights."""
         return prepared_sources(self.prepared) if self.prepared else []
+
+    @property
+    def packs_documents(self) -> bool:
+        """Whether several documents share a sequence, which does not attend from one to another."""
+        return bool(self.prepared) and self.format == "text" and self.document_mask
 
     @property
     def path(self) -> str | None:

@@ -79,7 +79,7 @@ def _check_batch(config: TrainingConfig, layout: MeshLayout) -> None:
 
 
 def _check_context(model: Any, config: TrainingConfig) -> None:
-    if config.data.prepared and config.data.document_mask:
+    if config.data.packs_documents:
         raise Incompatible("document_mask needs workers with whole sequences: cp must be 1")
     ahead: int = getattr(model.config, "num_nextn_predict_layers", 0)
     if config.model.family != DECODER or ahead:

@@ -124,7 +124,7 @@ async def test_a_teacher_is_learned_beside_the_text(server, config, submit, watc
         (without_base, "without a base model"),
         (lambda config: setattr(config.data, "format", "chats"), "format"),
         (lambda config: setattr(config.data, "dataset", "shakespeare"), "the path of a file"),
-        (lambda config: setattr(config.data, "format", "preference"), "columns: 'messages'.*chosen, rejected"),
+        (lambda config: setattr(config.data, "format", "preference"), "columns: 'messages'.*chosen.*rejected"),
         (lambda config: setattr(config.data, "dataset", config.data.dataset.replace("chats", "bad")), "line 17"),
         (lambda config: setattr(config.model, "base_model", "mute"), "no chat template"),
         (

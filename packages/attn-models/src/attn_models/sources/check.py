@@ -37,7 +37,8 @@ class ModelCheck:
     """What is known of a model before it is loaded; `refused` is the reason why it would not load.
 
     `route` says what builds it, `weight_bytes` are those of its files, `read_bytes` those that a token reads,
-    `cache_bytes` those of the states of `CACHED` tokens in bfloat16. None and 0 are unknown.
+    `cache_bytes` those of the states of `CACHED` tokens in bfloat16, `embedding_rows` is the size of the embedding.
+    None and 0 are unknown.
     """
 
     source: str
@@ -48,6 +49,7 @@ class ModelCheck:
     read_bytes: int = 0
     cache_bytes: int = 0
     max_seq_len: int = 0
+    embedding_rows: int | None = None
     tokenizer: str = ""
     remarks: list[str] = field(default_factory=list)
     refused: str | None = None
@@ -190,7 +192,7 @@ def _described(checkpoint: CheckpointFolder) -> tuple[Any, Any]:
 
 def _count(checked: ModelCheck, model: torch.nn.Module, *, decodes: bool) -> None:
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    checked.parameters = sum(sizes.values())
+    checked.parameters, checked.embedding_rows = sum(sizes.values()), getattr(model, "vocab_size", None)
     experts = sum(size for name, size in sizes.items() if "experts." in name)
     config = getattr(model, "config", None)
     number, used = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
@@ -200,7 +202,7 @@ def _count(checked: ModelCheck, model: torch.nn.Module, *, decodes: bool) -> Non
 
 def _describe_tokenizer(checked: ModelCheck, path: Path, found: Tokenizer | None = None) -> None:
     if found is None and vocabulary_file(path) is not None:
-        found = Tokenizer.from_folder(path)
+        found = Tokenizer.from_folder(path, checked.embedding_rows)
     if found is not None:
         template = "with" if found.settings.chat_template else "without"
         checked.tokenizer = f"{found.vocab_size:,} tokens, {template} a chat template"

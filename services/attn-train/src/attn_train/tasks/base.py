@@ -318,6 +318,12 @@ class Epochs:
         return [*order[:begun], *(example for place in mixed for example in batches[place])]
 
 
+def lengths_of(examples: Sequence[Text], length: Callable[[Text], int]) -> Sequence[int]:
+    """Return the `length` of each example, or the `lengths` that they know without being read."""
+    known: Sequence[int] | None = getattr(examples, "lengths", None)
+    return [length(example) for example in examples] if known is None else known
+
+
 class ExampleTask(SeededTask):
     """Base class of tasks on examples, of which each is seen once in an epoch; `lengths` are those of the examples, and
     `batch` is the number of those that are drawn together, the config's batch size if not given."""

@@ -14,9 +14,10 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.data.conversations import FIELD, WHOLE, check_conversation, require_template
-from attn_train.data.shapes import Reading, messages_in
-from attn_train.data.token_shards.inputs import input_files, rows_of, split_files, units_of
+from attn_train.data.conversations import check_conversation, rows_in
+from attn_train.data.rendering import FIELD, require_template
+from attn_train.data.shapes import Reading, chat_of_row, messages_in
+from attn_train.data.token_shards.inputs import input_files, split_files, unread
 from attn_train.precision import forward_precision
 from attn_train.rewards import Rewards, Scored
 from attn_train.tasks import on_policy
@@ -54,8 +55,7 @@ def prompt_rows(
     """
     columns = dict(given.split("=", 1) for given in data.columns)
     taken = {*columns, *columns.values()}
-    units = (unit for file in files for unit in units_of(file, "", WHOLE))
-    for row in (row for unit in units for row in rows_of(unit, lines=True, broken=reading.broken)):
+    for row in rows_in(files, reading):
         found = {name: value for name, value in row.values.items() if name not in taken}
         found |= {name: row.values[column] for name, column in columns.items() if column in row.values}
         if missing := sorted(name for name in {PROMPT, *needs} if found.get(name) is None):
@@ -65,16 +65,18 @@ def prompt_rows(
         yield row.place, found
 
 
-def encoded_prompt(given: Any, tokenizer: Tokenizer, place: str) -> tuple[int, ...]:
-    """Return the token ids of a prompt: messages, or a text that a user says, formatted with the chat template up to
-    the beginning of the answer; a text as it is if the tokenizer has no template. Raises `InvalidValue`."""
+def encoded_prompt(row: Mapping[str, Any], tokenizer: Tokenizer, place: str) -> tuple[int, ...]:
+    """Return the token ids of a row's prompt: messages, or a text that a user says, formatted with the chat template up
+    to the beginning of the answer; a text as it is if the tokenizer has no template. Raises `InvalidValue`."""
+    given = row[PROMPT]
     if isinstance(given, str) and tokenizer.settings.chat_template is None:
         return tuple(tokenizer.encode(given))
     require_template(tokenizer)
     messages = messages_in(given, PROMPT)
     if not messages or messages[-1].get("role") == "assistant":
         raise InvalidValue.of(FIELD, place, "a prompt that does not end with an answer")
-    return tuple(tokenizer.encode_chat(check_conversation(messages)))
+    chat = check_conversation(chat_of_row(row, messages))
+    return tuple(tokenizer.encode_chat(chat.messages, chat.values))
 
 
 def read_prompts(
@@ -83,7 +85,7 @@ def read_prompts(
     """Read and tokenize prompts; raises as `prompt_rows` and `encoded_prompt` do."""
     for place, row in prompt_rows(files, data, needs, reading):
         try:
-            ids = encoded_prompt(row[PROMPT], tokenizer, place)
+            ids = encoded_prompt(row, tokenizer, place)
         except InvalidValue as error:
             reading.broken(error)
             continue
@@ -127,6 +129,7 @@ def prompt_dataset(config: TrainingConfig, tokenizer: Tokenizer) -> PromptDatase
     rewards, reading = Rewards(config.on_policy), Reading(skip_broken=config.data.skip_broken)
     path = Path(config.data.path or "")
     splits = split_files(path, input_files([str(path)]))
+    aside = unread(path, splits["train"] + splits["validation"])
     training, kept = (
         list(read_prompts(splits[name], config.data, tokenizer, rewards.needs, reading))
         for name in ("train", "validation")
@@ -138,7 +141,7 @@ def prompt_dataset(config: TrainingConfig, tokenizer: Tokenizer) -> PromptDatase
     if not short:
         allowed = f"at least one prompt of at most {room} tokens (max_seq_len - max_completion_length)"
         raise InvalidValue.of(FIELD, f"{len(training)} prompts{reading}", allowed)
-    return PromptDataset(short, kept, tokenizer, rewards, len(training) - len(short), str(reading))
+    return PromptDataset(short, kept, tokenizer, rewards, len(training) - len(short), f"{reading}{aside}")
 
 
 class GrpoTask(OnPolicyTask):

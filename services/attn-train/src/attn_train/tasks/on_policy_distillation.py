@@ -10,7 +10,7 @@ from attn_schema.on_policy import BETA
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.data.conversations import FIELD, TokenizedChat
+from attn_train.data.rendering import FIELD, TokenizedChat
 from attn_train.tasks import on_policy
 from attn_train.tasks.base import (
     PADDED,
