@@ -68,6 +68,9 @@ class OnPolicyConfig(Checked, frozen=True, kw_only=True):
             "step (dapo), or by completions of the maximum length (dr_grpo)."
         ),
     ] = "dapo"
+    use_bias_correction_kl: Annotated[
+        bool, _sampled("Weight the divergence by the ratio too, so that its gradient is unbiased (arXiv 2512.02556).")
+    ] = True
     scale_rewards: Annotated[
         Literal["group", "batch", "none"],
         _sampled("Whether advantages are divided by the standard deviation of the prompt's rewards or of the batch's."),

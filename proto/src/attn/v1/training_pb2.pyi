@@ -234,6 +234,7 @@ class OnPolicyConfig(_message.Message):
     IMPORTANCE_SAMPLING_LEVEL_FIELD_NUMBER: _builtins.int
     MASK_TRUNCATED_COMPLETIONS_FIELD_NUMBER: _builtins.int
     LMBDA_FIELD_NUMBER: _builtins.int
+    USE_BIAS_CORRECTION_KL_FIELD_NUMBER: _builtins.int
     num_generations: _builtins.int
     """Completions of each prompt, whose rewards are compared."""
     num_iterations: _builtins.int
@@ -260,6 +261,8 @@ class OnPolicyConfig(_message.Message):
     """Do not train on completions that max_completion_length has cut off."""
     lmbda: _builtins.float
     """GKD: share of the batches whose answers the model samples; those of the others are the dataset's."""
+    use_bias_correction_kl: _builtins.bool
+    """Weight the divergence by the ratio too, so that its gradient is unbiased."""
     @_builtins.property
     def reward_funcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Rewards of completions by name, added up."""
@@ -285,10 +288,11 @@ class OnPolicyConfig(_message.Message):
         importance_sampling_level: _builtins.str | None = ...,
         mask_truncated_completions: _builtins.bool = ...,
         lmbda: _builtins.float | None = ...,
+        use_bias_correction_kl: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "scale_rewards", b"scale_rewards", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "mask_truncated_completions", b"mask_truncated_completions", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "reward_funcs", b"reward_funcs", "reward_weights", b"reward_weights", "scale_rewards", b"scale_rewards", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "mask_truncated_completions", b"mask_truncated_completions", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "reward_funcs", b"reward_funcs", "reward_weights", b"reward_weights", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
     _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
@@ -312,6 +316,8 @@ class OnPolicyConfig(_message.Message):
     _WhichOneofArgType__scale_rewards: _TypeAlias = _typing.Literal["_scale_rewards", b"_scale_rewards"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__use_bias_correction_kl: _TypeAlias = _typing.Literal["use_bias_correction_kl"]  # noqa: Y015
+    _WhichOneofArgType__use_bias_correction_kl: _TypeAlias = _typing.Literal["_use_bias_correction_kl", b"_use_bias_correction_kl"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
     @_typing.overload
@@ -334,6 +340,8 @@ class OnPolicyConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scale_rewards) -> _WhichOneofReturnType__scale_rewards | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_bias_correction_kl) -> _WhichOneofReturnType__use_bias_correction_kl | None: ...
 
 Global___OnPolicyConfig: _TypeAlias = OnPolicyConfig  # noqa: Y015
 

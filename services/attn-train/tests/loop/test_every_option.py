@@ -110,6 +110,7 @@ VALUES: dict[str, Any] = {
     "epsilon_low": 0.1,
     "epsilon_high": 0.3,
     "loss_type": "grpo",
+    "use_bias_correction_kl": False,
     "scale_rewards": "none",
     "importance_sampling_level": "sequence",
     "mask_truncated_completions": True,

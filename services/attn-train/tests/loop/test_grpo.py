@@ -130,16 +130,16 @@ def averaged(losses, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "level", "scale"),
+    ("kind", "level", "scale", "unbiased"),
     [
-        ("grpo", "token", "group"),
-        ("bnpo", "token", "batch"),
-        ("dr_grpo", "token", "none"),
-        ("dapo", "token", "group"),
-        ("grpo", "sequence", "group"),
+        ("grpo", "token", "group", True),
+        ("bnpo", "token", "batch", False),
+        ("dr_grpo", "token", "none", True),
+        ("dapo", "token", "group", False),
+        ("grpo", "sequence", "group", True),
     ],
 )
-def test_the_loss_is_that_of_a_loop_over_the_completions(tmp_path, tokenizer, reward, kind, level, scale):
+def test_the_loss_is_that_of_a_loop_over_the_completions(tmp_path, tokenizer, reward, kind, level, scale, unbiased):
     settings = config(
         tmp_path,
         loss_type=kind,
@@ -149,11 +149,13 @@ def test_the_loss_is_that_of_a_loop_over_the_completions(tmp_path, tokenizer, re
         temperature=TEMPERATURE,
         epsilon_low=0.1,
         epsilon_high=0.2,
+        use_bias_correction_kl=unbiased,
     )
     task, model = prompt_dataset(settings, tokenizer).task(settings), adapted(tokenizer, torch.float64)
     inputs, old, reference, advantages, targets = task.sampled_batch(model, lambda: None)
     torch.manual_seed(0)
-    old = old.double() + 0.3 * torch.randn(old.shape, dtype=torch.float64)  # of a policy some steps ago
+    moved = 0.3 * torch.randn(old.shape, dtype=torch.float64) + 0.3 * torch.randn(len(old), 1, dtype=torch.float64)
+    old = old.double() + moved  # of a policy some steps ago
     scores, losses, clips = [], [], 0
     for start, ids in rows_in((inputs, targets)):
         text = tokenizer.decode(ids[start:])
@@ -173,7 +175,8 @@ def test_the_loss_is_that_of_a_loop_over_the_completions(tmp_path, tokenizer, re
             ratio = math.exp(log)
             chosen = min(ratio * gain, max(0.9, min(ratio, 1.2)) * gain)
             clips += chosen < ratio * gain
-            losses[-1].append(-chosen + BETA * (math.exp(b - n) - (b - n) - 1))
+            divergence = (math.exp(b - n) - (b - n) - 1) * (ratio if unbiased else 1)
+            losses[-1].append(-chosen + BETA * divergence)
     assert clips > 0, "some ratios are clipped"
     batch = inputs, old, reference.double(), advantages.double(), targets
     found = task.loss(model, batch)

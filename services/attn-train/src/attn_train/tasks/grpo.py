@@ -149,10 +149,9 @@ class GrpoTask(OnPolicyTask):
     their targets under the policy that sampled and, with `beta`, under the reference, advantages [batch], targets."""
 
     def __init__(self, prompts: PromptDataset, config: TrainingConfig) -> None:
-        lengths = [len(prompt.ids) for prompt in prompts.training]
-        super().__init__(
-            config, lengths, prompts.tokenizer, config.optimizer.batch_size // config.on_policy.num_generations
-        )
+        count = config.optimizer.batch_size // config.on_policy.num_generations
+        # Of no length: batches of only short prompts, or only long ones, would pull the policy to and fro.
+        super().__init__(config, [0] * len(prompts.training), prompts.tokenizer, count)
         self._data = prompts
 
     def weight(self, batch: tuple[Tensor, ...]) -> int:

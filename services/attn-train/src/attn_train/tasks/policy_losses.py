@@ -49,8 +49,9 @@ class Policies:
 def grpo_loss(given: Policies, config: OnPolicyConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a batch, and means over its tokens: the share of clipped ratios and the divergence `kl`.
 
-    A token's loss is -min(ρ A, clip(ρ, 1 - ε, 1 + ε_high) A) + β kl, of the ratio ρ of trained and sampling policy and
-    the divergence's estimate k3 (arXiv 2402.03300, equations 3 and 4). `loss_type` says how tokens are averaged.
+    A token's loss is -min(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A) + β kl, of the ratio ρ of trained and sampling policy
+    and the divergence's estimate k3 (arXiv 2402.03300, equations 3 and 4), by default times ρ, which makes its gradient
+    unbiased (arXiv 2512.02556). `loss_type` says how tokens are averaged.
     """
     count, rows = len(given.advantages), given.rows
     lengths = summed(torch.ones_like(given.trained), rows, count).clamp(min=1)
@@ -66,7 +67,8 @@ def grpo_loss(given: Policies, config: OnPolicyConfig) -> tuple[Tensor, dict[str
     if given.reference is not None:
         behind = given.reference - given.trained
         divergence = behind.exp() - behind - 1
-        losses = losses + (config.beta or 0.0) * divergence
+        weighted = divergence * ratio if config.use_bias_correction_kl else divergence
+        losses = losses + (config.beta or 0.0) * weighted
         measured["kl"] = divergence.detach().sum() / tokens
     if config.loss_type == "grpo":
         return (summed(losses, rows, count) / lengths).mean(), measured
