@@ -98,8 +98,8 @@ def check_conversations(config: TrainingConfig, home: Path) -> None:
         return
     checked = checked_chats if data.format == "chat" else checked_preferences
     reading = Reading.of(data)
-    for _, row in checked(rows_in(input_files([data.path]), reading), reading):
-        if isinstance(row, Chat | tuple):
+    for _, found in checked(rows_in(input_files([data.path]), reading), reading):
+        if isinstance(found, Chat | tuple):
             require_template(tokenizer)
 
 
