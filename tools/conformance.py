@@ -190,7 +190,8 @@ QUIET = frozenset({"dim_head", "depth", "verbose", "pad_token_id", "head_dim"})
 
 def word(law: str, rows: dict[str, Any]) -> str:
     """The verdict on a law in a cell."""
-    return WORDS.get(rows["laws"][law][0], rows["laws"][law][0])
+    found = str(rows["laws"][law][0])
+    return WORDS.get(found, found)
 
 
 def cases(entry: dict[str, Any], rows: dict[str, Any], errors: dict[str, str]) -> list[str]:

@@ -58,13 +58,13 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "path": (2.0, always(rank=4, block=8)),
     "transmla": (2.0, always(latent=8)),
     # The indexer meets every past token, however few of them the attention then reads.
+    "quest": (2.0, always(block=4, top=2)),  # so do the bounds of pages of one size
     "dsa": (2.0, always(index_heads=2, index_size=4, top=32)),
     "indexed_blocks": (2.0, always(block=8, top=4, index_size=4)),
     "sparse_mla": (2.0, always(index_heads=4, index_size=4, top=32, latent=2, query_latent=2, rotary_size=2)),
     # Paths of length two: √n keys a query, where blocks, strides or clusters are as large as √n.
     "fixed": (1.5, lambda length: {"block": root(length), "summaries": 1}),
     "strided": (1.5, lambda length: {"stride": round(length**0.5)}),
-    "quest": (1.5, lambda length: {"block": root(length), "top": 2}),
     "moba": (1.5, lambda length: {"block": root(length), "top": 2}),
     "compressed": (1.5, lambda n: compressed(window=root(n), every=root(n))),
     "nsa": (1.5, lambda n: dict.fromkeys(("compress", "stride", "select", "window"), root(n)) | {"top": 2}),

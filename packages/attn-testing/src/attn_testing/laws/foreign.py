@@ -290,7 +290,7 @@ def products(case: Foreign, tokens: int) -> int:
     """The operations in products for one sequence, as torch counts them."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         case.attend(case.inputs(1, tokens))
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 FOREIGN_LAWS: tuple[type[ForeignLaw], ...] = (
