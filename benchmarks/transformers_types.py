@@ -26,7 +26,10 @@ from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.adapters.registry import through_transformers
 from attn_models.loading import load_model
 from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 NAMES = {
     64: "hidden_size d_model n_embd embed_dim hidden_dim dim word_embed_proj_dim embedding_size lru_width",
@@ -119,7 +122,7 @@ def small_values(config: Any) -> dict[str, Any]:
 
 def class_of(kind: str) -> Any:
     """The class of causal language models of a type."""
-    return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])
+    return getattr(transformers, (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)[kind])
 
 
 def tiny_config(kind: str) -> Any:
@@ -231,12 +234,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("types", nargs="*")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--image-text", action="store_true", help="the models of images and text, of text alone")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     results = {}
-    for kind in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if options.image_text else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for kind in options.types or sorted(names):
         results[kind] = outcome(kind)
         print(f"{kind:28} {': '.join(filter(None, results[kind]))}", flush=True)
     counts: dict[str, int] = {}

@@ -134,16 +134,18 @@ def through_transformers(config: Mapping[str, Any]) -> bool:
 def causal_class(config: Mapping[str, Any]) -> str | None:
     """The name of transformers' class of causal language models for a config.json, None if it has none.
 
-    Of one's own `model_type`, or named in `architectures`, as by the text part of a larger model.
+    Of one's own `model_type`, or named in `architectures`, as by the text part of a larger model. A model of images and
+    text is one too, of text alone.
     """
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+    from transformers.models.auto import modeling_auto as auto
 
+    classes = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     kind, named = config.get("model_type"), config.get("architectures")
-    known = set(named if isinstance(named, list) else ()) & set(CLASSES.values())
+    known = set(named if isinstance(named, list) else ()) & set(classes.values())
     if kind not in CONFIG_MAPPING:
         return None
-    return known.pop() if len(known) == 1 else CLASSES.get(str(kind))
+    return known.pop() if len(known) == 1 else classes.get(str(kind))
 
 
 def unknown_family(kind: str, model_type: object, known: Iterable[str], requires: object = None) -> UnknownName:

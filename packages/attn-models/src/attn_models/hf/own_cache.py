@@ -184,7 +184,7 @@ class OwnCache(TransformersModel):
     def _pass(self, ids: Tensor, cache: Any, places: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
         given = {"use_cache": True, self._name: cache, **places}
         out = self._body(input_ids=ids, **{name: each for name, each in given.items() if name in self._takes})
-        return self._hidden(out), getattr(out, self._name)
+        return self._hidden(out), getattr(out, self._name, None)
 
     def state_specs(self) -> ModelSpecs:
         """The tensors of transformers' cache: rows of tokens, and states of fixed size."""
