@@ -19,8 +19,8 @@ producer warp for two consumer warp groups (forward only)."""
 COMPILER = tuple(map(int, triton.__version__.split(".")[:2]))
 GLUON = COMPILER < (3, 8)
 """Whether this is the Gluon in which paired kernels are written: with Triton 3.9 they do not compile."""
-NEWER = COMPILER > (3, 7)
-"""Whether registers are allocated as by Triton 3.9, unlike 3.6, on which tiles were measured, and 3.7."""
+NEWER = COMPILER > (3, 6)
+"""Whether Triton is newer than 3.6, the oldest supported version, whose register allocation differs."""
 
 
 class Choice(NamedTuple):
