@@ -24,7 +24,7 @@ def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int, *, interl
     `interleaved`, even if the attention's own keys use another pairing.
     """
     many = rows.device.type == "cpu" and positions.numel() >= MANY and not torch.compiler.is_compiling()
-    if many and 0 <= int(positions.min()) and int(positions.max()) < FAR:
+    if many and int(positions.min()) >= 0 and int(positions.max()) < FAR:
         # Angles of all cached keys at every step would take longer than everything else.
         table = first_turns(rotary, turned, 1 << int(positions.max()).bit_length(), rows.dtype)
         found = [part.index_select(0, positions.flatten()).view(*positions.shape, 1, -1) for part in table]
