@@ -32,6 +32,14 @@ def attn_adapters() -> list[Any]:
 
 
 @hookimpl
+def attn_gguf_architectures() -> list[Any]:
+    """The GGUF architectures of LFM2 and Qwen3.5."""
+    from attn_recurrent.gguf import GGUF_FAMILIES
+
+    return [family.architecture() for family in GGUF_FAMILIES]
+
+
+@hookimpl
 def attn_models() -> list[ModelFamily]:
     """The families that can be trained."""
     from attn_recurrent.minimax import MiniMaxFamily
