@@ -167,7 +167,8 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
     checked.family = str(kind).rpartition("/")[2]
     checked.weight_bytes = sum(entry.nbytes for entry in checkpoint.tensors.entries.values())
     if through_transformers(checkpoint.config):
-        from attn_models.hf.causal import context_of, empty_causal
+        from attn_models.hf.causal import context_of
+        from attn_models.hf.loading import empty_causal
 
         model = empty_causal(checkpoint.path, checkpoint.config)
         checked.route = f"through transformers ({type(model).__name__}); its steps are compared when it is loaded"
