@@ -206,11 +206,12 @@ def oracles(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON, default=False)
-def triton(session: nox.Session) -> None:
-    """Run all checks of the GPU kernels with the oldest supported Triton; `tests` uses the newest."""
+@nox.parametrize("compiler", ["triton-oldest", "triton-of-torch"])
+def triton(session: nox.Session, compiler: str) -> None:
+    """Run all checks of the GPU kernels with the oldest supported Triton and with torch's; `tests` uses the newest."""
     tested = workspace.closure(workspace.tested_with("attn-kernels-triton", PACKAGES), PACKAGES)
     # Without the pins of constraints.txt, which are for the newest.
-    session.install("-qq", *group("torch", "build", "test", "triton-oldest"))
+    session.install("-qq", *group("torch", "build", "test", compiler))
     session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(tested)]))
     refuse_cuda(session)
     session.run("python", "-m", "pytest", "-m", "", "packages/attn-kernels-triton", *session.posargs, env=ENVIRONMENT)

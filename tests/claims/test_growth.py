@@ -48,7 +48,7 @@ QUADRATIC = (
 )
 LINEAR = (
     "deltanet", "efficient", "gated_deltanet", "gla", "kda", "lightning", "linear", "mamba2", "ntm",
-    "performer", "retnet", "short_conv",
+    "performer", "retnet", "rwkv7", "rwkv7_channel", "short_conv",
 )
 # fmt: on
 EXPONENTS: dict[str, tuple[float, Options]] = {

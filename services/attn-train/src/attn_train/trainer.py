@@ -48,11 +48,14 @@ from attn_train.tasks.base import (
     counting,
     derived,
     left_out,
+    metrics_of,
+    next_batch,
     on_host,
     position_of,
     restore_position,
     to_device,
     validation_losses,
+    validation_metrics,
 )
 from attn_train.weight_average import BestWeights, WeightAverage
 
@@ -349,7 +352,7 @@ class Trainer:
         self.elapsed += seconds
         self._throughput.seconds += seconds
         if measured:
-            values |= self._speed()
+            values |= self._speed() | metrics_of(self._task)
             self._require_finite("loss", values["loss"], self.step)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
@@ -367,7 +370,8 @@ class Trainer:
             found = validation_losses(self._task, self.model, batches, report.heartbeat)
             if self._best.wanted:
                 self._take_best(found)
-        named = {f"validation_loss_{name}": loss for name, loss in found.items()} if len(found) > 1 else {}
+            named = {f"validation_loss_{name}": loss for name, loss in found.items()} if len(found) > 1 else {}
+            named |= validation_metrics(self._task, self.model, batches, report.heartbeat)
         named |= {"best_validation_loss": self._best.loss} if self._best.wanted else {}
         missing = left_out(self._task)
         named |= {"validation_left_out": float(missing)} if missing else {}
@@ -391,7 +395,7 @@ class Trainer:
             return {}
 
     def _update(self, rate: float, report: Reporter) -> tuple[Tensor, Tensor]:
-        loss = self._accumulated()
+        loss = self._accumulated(report)
         if not self._began:
             self._began = True
             self._say_untrained(report)
@@ -437,9 +441,10 @@ class Trainer:
             report.log(f"step {self.step + 1} is skipped: its gradient norm {length:.4g} is {reason}")
         return skipped
 
-    def _accumulated(self) -> Tensor:
+    def _accumulated(self, report: Reporter) -> Tensor:
         """Compute the batches of a step and accumulate their gradients; return the mean loss, as of one large batch."""
-        batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
+        count = self.config.optimizer.gradient_accumulation_steps
+        batches = [next_batch(self._task, self.model, report.heartbeat) for _ in range(count)]
         # At least 1, as all targets of a step may be ignored: its loss is 0 then.
         everything = max(1, sum(batch_weight(self._task, batch) for batch in batches))
         total = torch.zeros((), device=self._device)
