@@ -57,7 +57,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", room, persistent=False)
         self._library = library()
         addresses = map(_address, (self.weights, self.scales, self.steps, room))
-        sizes = layout.number, self.inputs, self.outputs, layout.parts, layout.widened
+        sizes = layout.number, self.inputs, self.outputs, layout.parts, layout.int16
         self._struct = LinearStruct(*sizes, *addresses)
         self.address = ctypes.addressof(self._struct)
         source = weight.detach()

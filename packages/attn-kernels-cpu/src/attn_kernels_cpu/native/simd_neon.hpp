@@ -132,6 +132,13 @@ static inline void store_bytes(int8_t* at, Ints x) {
   vst1q_s8(at, vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)));
 }
 
+static inline void store_int16(int16_t* at, Ints first, Ints second) {
+  for (int i = 0; i < 4; i++) {
+    int16x4_t a = vqmovn_s32(first.of[i]), b = vqmovn_s32(second.of[i]);
+    vst1q_s16(at + 8 * i, vcombine_s16(vuzp1_s16(a, b), vuzp2_s16(a, b)));
+  }
+}
+
 static inline Ints load_ints(const uint8_t* at) {
   return of_each<Ints>([&](int i) { return vreinterpretq_s32_u8(vld1q_u8(at + 16 * i)); });
 }
@@ -207,6 +214,15 @@ static inline Fours fours_of(const int8_t* at) {
   int32_t value;
   std::memcpy(&value, at, 4);
   return vreinterpretq_s8_s32(vdupq_n_s32(value));
+}
+
+static inline Ints add_pairs(Ints sums, Ints codes, Fours inputs) {
+  const int16x8_t two = vreinterpretq_s16_s8(inputs);
+  return of_each<Ints>([&](int i) {
+    int16x8_t of = vreinterpretq_s16_s32(codes.of[i]);
+    int32x4_t low = vmull_s16(vget_low_s16(of), vget_low_s16(two)), high = vmull_high_s16(of, two);
+    return vaddq_s32(sums.of[i], vpaddq_s32(low, high));
+  });
 }
 
 struct ByteWeights {
