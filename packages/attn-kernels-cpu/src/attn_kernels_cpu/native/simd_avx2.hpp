@@ -172,25 +172,6 @@ static inline Ints load_bytes(const int8_t* at) {
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
 
-// The sums of each quarter's lanes of four rows, lane i of a quarter that of row i.
-static inline __m256 sums_of_quarters(__m256 a, __m256 b, __m256 c, __m256 d) {
-  __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-  __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-  __m256d one = _mm256_castps_pd(ab), other = _mm256_castps_pd(cd);
-  return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(one, other)), _mm256_castpd_ps(_mm256_unpackhi_pd(one, other)));
-}
-static inline __m256 sums_of_halves(__m256 first, __m256 second) {
-  return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
-}
-static inline __m256 sums8(const Floats r[8]) {
-  __m256 low = sums_of_halves(sums_of_quarters(r[0].low, r[1].low, r[2].low, r[3].low),
-                              sums_of_quarters(r[4].low, r[5].low, r[6].low, r[7].low));
-  __m256 high = sums_of_halves(sums_of_quarters(r[0].high, r[1].high, r[2].high, r[3].high),
-                               sums_of_quarters(r[4].high, r[5].high, r[6].high, r[7].high));
-  return _mm256_add_ps(low, high);
-}
-static inline Floats sums16(const Floats rows[16]) { return {sums8(rows), sums8(rows + 8)}; }
-
 static inline void transpose8(__m256 rows[8]) {
   __m256 a[8], b[8];
   for (int i = 0; i < 4; i++) {

@@ -98,22 +98,6 @@ static inline Ints load_bytes(const int8_t* at) { return _mm512_cvtepi8_epi32(_m
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
 
-// Lane i of the result is the sum of the lanes of rows[i].
-static inline Floats sums16(const Floats rows[16]) {
-  __m512 a[8], b[4], c[2];
-  for (int i = 0; i < 8; i++)
-    a[i] = _mm512_add_ps(_mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]),
-                         _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]));
-  for (int i = 0; i < 4; i++)
-    b[i] = _mm512_add_ps(
-        _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a[2 * i]), _mm512_castps_pd(a[2 * i + 1]))),
-        _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a[2 * i]), _mm512_castps_pd(a[2 * i + 1]))));
-  for (int i = 0; i < 2; i++)
-    c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-}
-
 // Transposes sixteen rows: lane i of row d becomes lane d of row i.
 static inline void transpose16(Floats rows[16]) {
   __m512 a[16], b[16];

@@ -184,19 +184,6 @@ static inline void transpose4(float32x4_t rows[4]) {
   rows[3] = vcombine_f32(vget_high_f32(low.val[1]), vget_high_f32(high.val[1]));
 }
 
-static inline Floats sums16(const Floats rows[16]) {
-  return of_each<Floats>([&](int i) {
-    float32x4_t quarters[4];
-    for (int q = 0; q < 4; q++) {
-      float32x4_t four[4];
-      for (int r = 0; r < 4; r++) four[r] = rows[4 * i + r].of[q];
-      transpose4(four);
-      quarters[q] = vaddq_f32(vaddq_f32(four[0], four[2]), vaddq_f32(four[1], four[3]));
-    }
-    return vaddq_f32(vaddq_f32(quarters[0], quarters[1]), vaddq_f32(quarters[2], quarters[3]));
-  });
-}
-
 static inline void transpose16(Floats rows[16]) {
   Floats transposed[16];
   for (int i = 0; i < 4; i++)
