@@ -165,16 +165,25 @@ class Child:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def ask(self, **measurement: Any) -> float:
-        """The seconds of a measurement; raises `RuntimeError` if the process ends."""
+    def ask(self, **measurement: Any) -> tuple[float, float]:
+        """The seconds of a measurement, and the processors that others kept busy during it; raises `RuntimeError` if
+        the process ends."""
         assert self._process.stdin is not None  # noqa: S101
         assert self._process.stdout is not None  # noqa: S101
+        start, before = time.perf_counter(), self._others()
         self._process.stdin.write(json.dumps(measurement) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith('{"seconds"'):
-                return float(json.loads(line)["seconds"])
+                busy = (self._others() - before) / (time.perf_counter() - start)
+                return float(json.loads(line)["seconds"]), round(max(0.0, busy), 2)
         raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
+
+    def _others(self) -> float:
+        """The seconds that all processors have worked for other processes, or were taken from this machine."""
+        user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+        own = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        return (user + nice + system + sum(interrupts) - sum(map(int, own))) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> float:
         """The memory of the process in MB without pages of files: private and shared anonymous pages."""

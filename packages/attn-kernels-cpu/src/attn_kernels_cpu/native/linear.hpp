@@ -101,7 +101,7 @@ static int share_of(int panels, int parts, int threads) {
 
 template <class Tiles>
 static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into to, int threads) {
-  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / Tiles::MANY) * Tiles::MANY;
+  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / TOGETHER) * TOGETHER;
   int parts = (rows + many - 1) / many, panels = (l.outputs + 15) / 16;
   int share = share_of(panels, parts, threads), shares = (panels + share - 1) / share;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
