@@ -93,8 +93,8 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 constexpr int BLOCK = 4;
 constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the L2 cache while all panels are multiplied
 
-// The panels that a thread takes at a time: all of its share if rows are one part, else few, which balances the
-// threads.
+// The panels that a thread takes at a time: all of its share if rows are one part, else few, so that none waits for
+// another's last ones.
 static int share_of(int panels, int parts, int threads) {
   return parts == 1 ? (panels + threads - 1) / threads : std::min(panels, BLOCK);
 }
@@ -104,7 +104,7 @@ static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into 
   int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / TOGETHER) * TOGETHER;
   int parts = (rows + many - 1) / many, panels = (l.outputs + 15) / 16;
   int share = share_of(panels, parts, threads), shares = (panels + share - 1) / share;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
   for (int task = 0; task < parts * shares; task++) {
     int row = task / shares * many, first = task % shares * share;
     Into there{to.out + row * to.stride, to.stride, to.add};
