@@ -169,6 +169,16 @@ class CpuInt4(QuantizedCpuLinear):
     price = 0.22
 
 
+class CpuBlocks(CpuLinear):
+    """Base class of the kernels for weights in blocks."""
+
+    def pack_rows(self, weights: Sequence[Tensor], bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack_rows`; copies none of the matrices before they are packed."""
+        from attn_kernels_cpu.packed import PackedLinear
+
+        return PackedLinear(self.layout, weights, bias)
+
+
 def in_blocks() -> list[LinearKernel]:
     """Two kernels for each of `BLOCK_FORMATS`: one that rounds inputs to int16, one that rounds them to int8."""
     found: list[LinearKernel] = []
@@ -188,7 +198,7 @@ def in_blocks() -> list[LinearKernel]:
             "price": 0.22,
         }
         found += [
-            type(f"CpuBlocks{form.title()}", (CpuLinear,), base | attributes)() for attributes in (int16, rounded)
+            type(f"CpuBlocks{form.title()}", (CpuBlocks,), base | attributes)() for attributes in (int16, rounded)
         ]
     return found
 

@@ -19,13 +19,13 @@ from safetensors.torch import save_file
 TOKENS = torch.arange(3, 40).view(1, -1)
 
 
-def widened():
-    return [kernel for kernel in installed().linears if kernel.name == "cpu_q4_k_widened"]
+def kernels():
+    return [kernel for kernel in installed().linears if kernel.name == "cpu_q4_k_int16"]
 
 
 @pytest.fixture
 def _kernels():
-    if not widened() or widened()[0].available() is not None:
+    if not kernels() or kernels()[0].available() is not None:
         pytest.skip("no kernel here multiplies weights in blocks")
 
 
@@ -79,7 +79,7 @@ def test_blocks_stay_where_they_take_no_more_bits_than_asked_for(folders):
         }
         for quantization in ("auto", "int8", "int4")
     }
-    assert {"q4_0_widened", "q4_1_widened", "q4_k_widened", "q6_k_widened"} < kept["auto"]
+    assert {"q4_0_int16", "q4_1_int16", "q4_k_int16", "q6_k_int16"} < kept["auto"]
     assert {"q4_0", "q4_1", "q4_k", "q6_k"} < {name.removesuffix("_tiles") for name in kept["int8"]}
     assert {"q4_0", "q4_1", "q4_k"} < kept["int4"]
     assert "q6_k" not in kept["int4"]
