@@ -91,12 +91,13 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 }
 
 constexpr int BLOCK = 4;
+constexpr int TASKS = 8;          // tasks of a thread if rows are one part
 constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the L2 cache while all panels are multiplied
 
-// The panels that a thread takes at a time: all of its share if rows are one part, else few, so that none waits for
-// another's last ones.
+// The panels that a thread takes at a time: few, so that none waits for another's last ones.
 static int share_of(int panels, int parts, int threads) {
-  return parts == 1 ? (panels + threads - 1) / threads : std::min(panels, BLOCK);
+  const int tasks = parts > 1 ? panels : threads * TASKS;
+  return std::max(1, (panels / tasks + BLOCK - 1) / BLOCK) * BLOCK;
 }
 
 template <class Tiles>
