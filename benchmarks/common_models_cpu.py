@@ -1,16 +1,18 @@
 """How fast are the models that people run on a CPU, in attn's engine and in llama.cpp and transformers beside it?
 
 Files have random weights in the shapes of published models (`common_shapes.py`), which read and multiply like real
-ones. Every system loads a file once in a process of its own and then takes its turn at each measurement; rates are
-medians of the rounds, in tokens per second. Beside each rate is what it amounts to: for decoding, the bytes that are
-read for a step (weights once, keys and values of every sequence) per second, as a share of the bandwidth that two
-threads copy large arrays with; for prompts, the multiply-adds as a share of the int8 products of this processor's
-fastest instruction on all threads. `load` is the seconds from the call that opens the file to a first token of a
-prompt of one token, for the first opening and the next, and the memory of the process (PSS, without the file's pages).
+ones. Every system loads a file in a process of its own and then takes its turn at each measurement; rates are medians
+of the rounds, in tokens per second. A round in which other processes had more than a tenth of a processor is left out.
+
+Beside each rate is what it amounts to: for decoding, the bytes that are read (the weights once for every step, keys and
+values in float32) as a share of those that a copy of a large tensor moves in the same time; for prompts, the
+multiplications and additions of linear layers as a share of torch's int8 product. `load` is the seconds from the call
+that opens a file to a first token, for the first opening and the second; `memory` is that of the process in MB, without
+pages of files.
 
     python benchmarks/common_models_cpu.py FOLDER --llamacpp FOLDER_OF_NODE_MODULES --tokenizer MODEL_FOLDER
 
-FOLDER keeps the files (0.7 GB for a model of 1.1 B in Q4_0). `--plot` draws a result instead of measuring.
+FOLDER keeps the files (0.7 GB for a model of 1.1 B in Q4_0).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,8 @@ async function measured({op, batch = 1, depth = 1, count = 1}) {
     model ??= await llama.loadModel({modelPath});
     depth = 1, count = 1;
   }
-  const sequences = await opened(batch, depth + count + 8).then((c) => Array.from({length: batch}, () => c.getSequence()));
+  const found = await opened(batch, depth + count + 8);
+  const sequences = Array.from({length: batch}, () => found.getSequence());
   const begun = performance.now(), firsts = [];
   const run = async (sequence, i) => {
     let made = 0;
@@ -195,3 +198,149 @@ class Child:
         """End the process."""
         self._process.kill()
         self._process.wait()
+
+
+MEASUREMENTS = {
+    "decode, batch 1": {"op": "decode", "batch": 1, "depth": 16, "count": 20},
+    "decode, batch 8": {"op": "decode", "batch": 8, "depth": 16, "count": 10},
+    "decode, batch 32": {"op": "decode", "batch": 32, "depth": 16, "count": 5},
+    "prompt of 512": {"op": "prompt", "depth": 512},
+    "prompt of 2048": {"op": "prompt", "depth": 2048},
+    "prompt of 8192": {"op": "prompt", "depth": 8192},
+    "decode at 2048": {"op": "decode", "batch": 1, "depth": 2048, "count": 16},
+    "decode at 8192": {"op": "decode", "batch": 1, "depth": 8192, "count": 16},
+}
+BUSY = 0.1
+"""The processors that others may keep busy during a round that counts."""
+
+
+def tokens_of(measurement: dict[str, Any]) -> int:
+    if measurement["op"] == "prompt":
+        return int(measurement["depth"])
+    return int(measurement["batch"]) * (int(measurement["count"]) - 1)
+
+
+def fastest(run: Callable[[], object]) -> float:
+    """The seconds of the fastest of some runs."""
+    taken = []
+    for _ in range(6):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def ceilings(threads: int) -> dict[str, float]:
+    """What this machine can do: the GB/s that a copy moves, and 10^9 multiplications and additions of int8 a second."""
+    import torch
+
+    torch.set_num_threads(threads)
+    source, target = torch.zeros(1 << 27), torch.ones(1 << 27)
+    left, right = (torch.ones(2048, 2048, dtype=torch.int8) for _ in range(2))
+    multiply = torch._int_mm  # noqa: SLF001 -- the only product of int8 that torch has
+    copied = 2 * source.nbytes / fastest(lambda: target.copy_(source)) / 1e9
+    return {
+        "copy_gb_s": round(copied, 1),
+        "int8_gop_s": round(2 * 2048**3 / fastest(lambda: multiply(left, right)) / 1e9),
+    }
+
+
+def shares(
+    shape: Shape, size: int, measurement: dict[str, Any], rate: float, most: dict[str, float]
+) -> dict[str, float]:
+    """The share of the machine's bandwidth or products that a rate amounts to, for a file of `size` bytes."""
+    if measurement["op"] == "prompt":
+        linear = shape.multiplied - shape.vocabulary * shape.width
+        return {"share_of_int8": round(2 * linear * rate / 1e9 / most["int8_gop_s"], 3)}
+    kept = 2 * shape.layers * shape.kv_heads * shape.head_size * 4 * measurement["depth"] * measurement["batch"]
+    read = size * shape.multiplied / sum(o * i for _, o, i in shape.matrices()) + kept
+    return {"share_of_copy": round(read * rate / measurement["batch"] / 1e9 / most["copy_gb_s"], 3)}
+
+
+def commands(args: argparse.Namespace, file: Path, work: Path, vocabulary: int) -> Iterator[tuple[str, list[str]]]:
+    """The systems that measure this file, with the commands that start them."""
+    own = [sys.executable, __file__, str(file.parent), "--threads", str(args.threads), "--child"]
+    for form in ("auto", "int8")[: args.forms]:
+        yield f"attn, {form}", [*own, "attn", form, str(file)]
+    if args.llamacpp:
+        given = {"model": str(file), "threads": args.threads, "vocabulary": vocabulary}
+        yield "llama.cpp", ["node", str(work / "peer.mjs"), json.dumps(given)]
+    if args.transformers:
+        yield "transformers, bfloat16", [*own, "transformers", "bfloat16", str(file)]
+
+
+def rows(args: argparse.Namespace, most: dict[str, float], work: Path) -> Iterator[dict[str, Any]]:
+    if args.llamacpp:
+        (work / "node_modules").symlink_to((args.llamacpp / "node_modules").resolve())
+        (work / "peer.mjs").write_text(NODE)
+    for name in args.models:
+        for file_type in args.files:
+            file = file_of(name, file_type, args.folder, args.tokenizer)
+            facts = {"model": name, "file": file_type, "megabytes": round(file.stat().st_size / 1e6, 1)}
+            children = {
+                system: Child(command, args.threads)
+                for system, command in commands(args, file, work, SHAPES[name].vocabulary)
+            }
+            try:
+                for system, child in children.items():
+                    loads = [round(child.ask(op="load")[0], 2) for _ in range(2)]
+                    yield facts | {"system": system, "what": "load", "seconds": loads, "memory": child.memory()}
+                for row in in_turn(args, children):
+                    measured = MEASUREMENTS[row["what"]]
+                    share = (
+                        shares(SHAPES[name], file.stat().st_size, measured, row["rate"], most) if row["rate"] else {}
+                    )
+                    yield facts | row | share
+            finally:
+                for child in children.values():
+                    child.close()
+
+
+def in_turn(args: argparse.Namespace, children: dict[str, Child]) -> Iterator[dict[str, Any]]:
+    """A row for each system and measurement; the rate is 0 if no round was quiet."""
+    for what in args.measure:
+        measurement, rates = MEASUREMENTS[what], defaultdict[str, list[float]](list)
+        for turn in range(args.rounds + 1):
+            for system, child in children.items():
+                seconds, others = child.ask(**measurement)
+                if turn and others <= BUSY:  # the first round warms up
+                    rates[system].append(tokens_of(measurement) / seconds)
+        peer = statistics.median(rates["llama.cpp"] or [0.0])
+        for system in children:
+            rate = statistics.median(rates[system] or [0.0])
+            beside = {"over_llama_cpp": round(rate / peer, 2)} if peer else {}
+            spread = [round(value, 1) for value in sorted(rates[system])]
+            yield {"system": system, "what": what, "rate": round(rate, 1), "rounds": spread} | beside
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("folder", type=Path, help="where the files are kept")
+    p.add_argument("--models", nargs="+", choices=SHAPES, default=[name for name in SHAPES if name != "llama-1.1b"])
+    p.add_argument("--files", nargs="+", choices=FILE_TYPES, default=list(FILE_TYPES))
+    p.add_argument("--measure", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
+    p.add_argument("--tokenizer", type=Path, help="a model folder with the tokenizer that files get")
+    p.add_argument("--llamacpp", type=Path, help="the folder in which npm installed node-llama-cpp")
+    p.add_argument("--transformers", action="store_true", help="measure transformers in bfloat16, too")
+    p.add_argument("--forms", type=int, choices=(1, 2), default=2, help="1: only one form of attn's weights")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
+    p.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.child:
+        return serve(args)
+    cores = len(os.sched_getaffinity(0))
+    if args.threads > cores:
+        p.error(f"--threads: {args.threads} is more than the {cores} cores that this process may use")
+    if args.tokenizer is None:
+        p.error("--tokenizer: needed, for the vocabulary of the files")
+    most = ceilings(args.threads)
+    facts = {"question": "tokens a second", "threads": args.threads, **most}
+    with tempfile.TemporaryDirectory() as work:
+        write_report("common_models_cpu", facts, rows(args, most, Path(work)), args.out)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -91,7 +91,7 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 }
 
 constexpr int BLOCK = 4;
-constexpr int TASKS = 8;          // tasks of a thread if rows are one part
+constexpr int TASKS = 2;          // tasks of a thread if rows are one part
 constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the L2 cache while all panels are multiplied
 
 // The panels that a thread takes at a time: few, so that none waits for another's last ones.
