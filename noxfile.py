@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import nox
@@ -205,14 +206,32 @@ def oracles(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON, default=False)
-def triton(session: nox.Session) -> None:
-    """Run all checks of the GPU kernels with the oldest supported Triton; `tests` uses the newest."""
+@nox.parametrize("compiler", ["triton-oldest", "triton-of-torch"])
+def triton(session: nox.Session, compiler: str) -> None:
+    """Run all checks of the GPU kernels with the oldest supported Triton and with torch's; `tests` uses the newest."""
     tested = workspace.closure(workspace.tested_with("attn-kernels-triton", PACKAGES), PACKAGES)
     # Without the pins of constraints.txt, which are for the newest.
-    session.install("-qq", *group("torch", "build", "test", "triton-oldest"))
+    session.install("-qq", *group("torch", "build", "test", compiler))
     session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(tested)]))
     refuse_cuda(session)
     session.run("python", "-m", "pytest", "-m", "", "packages/attn-kernels-triton", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(name="gpu-kit", venv_backend="none", default=False)
+def gpu_kit(session: nox.Session) -> None:
+    """Lay what benchmarks/gpu needs beside torch, Triton and transformers in out/gpu-kit, for a machine offline.
+
+    That machine's Python is given after --, such as 3.12.
+    """
+    target, wheels = ROOT / "out" / "gpu-kit", Path(session.create_tmp()).resolve()
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.rmtree(wheels)
+    version = session.posargs[0] if session.posargs else "3.12"
+    platforms = [f"--platform=manylinux{kind}_x86_64" for kind in ("2014", "_2_17", "_2_28")]
+    download = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", *platforms]
+    session.run(*download, f"--python-version={version}", f"--dest={wheels}", *group("gpu-kit"), external=True)
+    for wheel in wheels.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(target)
 
 
 @nox.session(venv_backend="none", requires=["oracles"], default=False)
@@ -254,7 +273,7 @@ def clients(session: nox.Session) -> None:
     """Run other people's clients against the server; write docs/clients.md and what they send, for `tests`."""
     folder = Path(session.create_tmp()).resolve()
     found = [f"node={folder}"]
-    for name in ("clients", "clients-agents", "clients-crewai"):
+    for name in ("clients", "clients-agents", "clients-crewai", "clients-measures", "clients-proxy"):
         python = str(folder / name / "bin" / "python")
         session.run(sys.executable, "-m", "venv", str(folder / name), external=True)
         session.run(python, "-m", "pip", "install", "-qq", *group(name), external=True)

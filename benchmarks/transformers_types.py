@@ -70,6 +70,8 @@ FURTHER: dict[str, dict[str, Any]] = {
 LARGEST = 15_000_000
 PROMPTS = [[(7 * row + 3 * place) % 120 + 4 for place in range(3 + 2 * row)] for row in range(8)]
 NEW = 8
+UNRULED = ("eos_token_id", "forced_eos_token_id", "forced_bos_token_id", "suppress_tokens", "begin_suppress_tokens")
+"""Settings of `generate` that replace the likeliest tokens, which are not asked for here."""
 
 
 def small_values(config: Any) -> dict[str, Any]:
@@ -120,7 +122,14 @@ def tiny_model(kind: str) -> Any:
 def wanted_tokens(model: Any, *, use_cache: bool = True) -> list[list[int]]:
     """What transformers generates from each prompt alone, the likeliest tokens."""
     made = []
-    model.generation_config.eos_token_id = None
+    for name in (
+        "eos_token_id",
+        "forced_eos_token_id",
+        "forced_bos_token_id",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+    ):
+        setattr(model.generation_config, name, None)
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         out = model.generate(ids, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
@@ -156,7 +165,7 @@ def outcome(kind: str) -> tuple[str, str]:
         try:
             served = served_tokens(Path(folder))
         except AttnError as error:
-            return "refused", error.message.splitlines()[0][-160:]
+            return "refused", error.message.splitlines()[0].partition("cannot run ")[2][:300] or error.message[-160:]
     try:
         wanted = wanted_tokens(model)
     except Exception as error:  # noqa: BLE001 -- a model that transformers cannot generate from

@@ -22,8 +22,8 @@ from attn_models.adapters.base import EncoderAdapter, Layout, StateDictAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter
 from attn_models.adapters.registry import our_adapters
 from attn_models.loading import load_model
-from attn_models.weights.gguf_families import GGUF_FAMILIES
 from attn_models.weights.gguf_joined import JOINED_FAMILIES
+from attn_models.weights.gguf_table import GGUF_FAMILIES
 from attn_testing.families import FAMILIES
 from attn_testing.memory import stepped_logits
 
@@ -31,9 +31,9 @@ README = workspace.ROOT / "packages" / "attn-models" / "README.md"
 BEGIN, END = "<!-- families: python tools/model_families.py --write -->", "<!-- end of families -->"
 GGUF = {family.model_type: family.name for family in (*GGUF_FAMILIES, *JOINED_FAMILIES)} | {
     "deepseek_v3": "deepseek2",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "olmo3": "olmo2",
 }
 HEADER = "| `model_type` | kind | GGUF | largest difference to transformers | file, lines |\n|---|---|---|---|---|"
 

@@ -36,7 +36,7 @@ class Bar:
 
     def found(self, rows: Iterable[Row]) -> dict[str, float]:
         """The measured values, by case."""
-        own = (row for row in rows if row.get("part") in self.parts and row.get(self.key) is not None)
+        own = (row for row in rows if row.get("part") in self.parts and isinstance(row.get(self.key), int | float))
         return {row["case"]: row[self.key] for row in own if self.where(row)}
 
     def refusals(self, rows: Iterable[Row]) -> list[str]:
@@ -77,6 +77,17 @@ def decoded(row: Row) -> bool:
 def decoded_by_latents(row: Row) -> bool:
     """Whether a row is of a decode step over latents (MLA) with 16 to 32 heads."""
     return row.get("rows") == "latents" and 16 <= row.get("heads", 0) <= 32
+
+
+def of_8b(batch: int) -> Callable[[Row], bool]:
+    """A selector of attn's engine with the model of 8B at a batch size."""
+    return lambda row: row.get("system") == "attn" and row.get("case") == f"8B, batch {batch}"
+
+
+def fails(row: Row) -> bool:
+    """Whether a row is a failure of attn's: what is not measured, wrong, or refused; peers may refuse."""
+    ours = row.get("system", "attn") == "attn" and not row.get("beside")
+    return "stopped" in row or row.get("right") is False or bool(row.get("errors")) or ("refused" in row and ours)
 
 
 FLA = ("beside_fla.constant", "beside_fla.by_head", "beside_fla.by_channel")
@@ -196,6 +207,47 @@ BARS = (
         aim=1.1,
         where=lambda row: row.get("way") == "torch",
     ),
+    *(
+        Bar(
+            what=f"decoding with 8B at batch {batch}, share of copying",
+            parts=("engine_gpu.tables",),
+            key="share_of_copy",
+            least=least,
+            aim=aim,
+            where=of_8b(batch),
+        )
+        for batch, least, aim in ((1, 0.71, 0.85), (64, 0.60, 0.80))
+    ),
+    Bar(
+        what="an update of attn train, compiled blocks, beside plain torch compiled",
+        parts=("train_gpu.tables",),
+        key="beside_compiled",
+        least=1.0,
+        aim=1.1,
+        where=lambda row: row.get("way") == "attn, compiled blocks",
+    ),
+    Bar(
+        what="steps with prompts, recorded, beside eager ones",
+        parts=("prompt_steps.tables",),
+        key="eager_over_recorded",
+        least=1.0,
+        aim=1.2,
+    ),
+    Bar(
+        what="int8, int4 and FP8 weights, one row, beside torch in bfloat16",
+        parts=("packed_weights.tables",),
+        key="forward",
+        least=1.0,
+        aim=1.5,
+        where=lambda row: ", 1 rows," in row.get("case", ""),
+    ),
+    Bar(
+        what="decode steps of recurrences in place, share of copying",
+        parts=("recurrent_steps.tables",),
+        key="share_of_copy",
+        least=0.5,
+        aim=0.8,
+    ),
     Bar(
         what="memory of both passes grows as the length, 1k to 64k (1: just so)",
         parts=("growth.tables",),
@@ -227,6 +279,7 @@ def table(rows: list[Row]) -> str:
     lines.append(f"{len(judged) - len(wrong)} of {len(judged)} results are right")
     lines += [f"    WRONG {row['part']}: {row['case']}, {row['what']}: {row['error']}" for row in wrong]
     lines += [f"    {row['part']}: {row['stopped']}" for row in rows if "stopped" in row]
+    lines += [f"    {row['part']}: {row.get('case')}: {row['refused']}" for row in rows if "refused" in row]
     lines += [
         f"    compute-sanitizer, {row['case']}: {row.get('why') or row['errors']}" for row in rows if "errors" in row
     ]

@@ -41,6 +41,12 @@ def facts(device: str) -> dict[str, Any]:
     return {**found, "device": properties.name, **numbers, **versions, "driver": asked(FACTS)}
 
 
+def short(device: str) -> str:
+    """The name of a card in names of files: "NVIDIA H100 80GB HBM3" is h100."""
+    words = device.lower().removeprefix("nvidia ").split()
+    return words[0] if words else "gpu"
+
+
 def asked(fields: tuple[str, ...] = CLOCKS) -> dict[str, str]:
     """The values of these nvidia-smi fields; empty if nvidia-smi is missing."""
     if shutil.which("nvidia-smi") is None:

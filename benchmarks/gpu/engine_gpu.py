@@ -23,6 +23,7 @@ from attn_models.decoder.decoder import Decoder  # noqa: E402
 from attn_models.quantization.quantize import join_projections  # noqa: E402
 from attn_schema import EngineConfig, SamplingParams  # noqa: E402
 from attn_schema.decoder import DecoderConfig  # noqa: E402
+from timing import copied_per_second  # noqa: E402
 
 LLAMA: dict[str, Any] = {
     "mechanism": "gqa",
@@ -123,7 +124,14 @@ def ours(model: Decoder, batch: int, device: str) -> dict[str, Any]:
         submit(engine, model, batch, NEW if turn else 4, turn)
         found.append(run(engine, batch))
     first, whole = (statistics.median(times) for times in list(zip(*found[1:], strict=True))[:2])
-    return {**said(batch, first, whole, found[-1][2]), "eager_reason": engine.eager_reasons.get(DECODE)}
+    row = said(batch, first, whole, found[-1][2])
+    shared = model.unembedding is None
+    weights = sum(weight.nbytes for weight in model.parameters()) - (0 if shared else model.embedding.weight.nbytes)
+    config = model.config
+    width = 2 * (config.num_kv_heads or config.num_heads) * config.hidden_size // config.num_heads
+    states = width * config.num_layers * model.embedding.weight.itemsize * batch * (PROMPT + NEW / 2)
+    share = (weights + states) / (row["ms_per_step"] / 1e3) / copied_per_second(device)
+    return {**row, "share_of_copy": share, "eager_reason": engine.eager_reasons.get(DECODE)}
 
 
 def said(batch: int, first: float, whole: float, tokens: int) -> dict[str, Any]:

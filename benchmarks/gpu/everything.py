@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "out" / "gpu-kit"))  # after what is installed
 
 import bars
 import chip
@@ -82,7 +83,7 @@ ALONE = (
 )
 """The tables that are only measured if named with --tables; each takes a run of its own."""
 
-ASKED = [*(name for table in TABLES for name in table.verdicts), "layers.verdicts"]
+ASKED = ["recorded.verdicts", *(name for table in TABLES for name in table.verdicts), "layers.verdicts"]
 VERDICTS = [Part(*name.split("."), JUDGING) for name in dict.fromkeys(ASKED)]
 
 
@@ -183,7 +184,8 @@ def main() -> int:
     if options.part:
         alone(options)
         return 0
-    name = "interpreted" if options.device == "cpu" else "h200"
+    facts = {"question": __doc__, **chip.facts(options.device)}
+    name = "interpreted" if options.device == "cpu" else chip.short(facts["device"])
     day = "-".join([name, *options.tables, f"{datetime.now(UTC):%Y-%m-%d}"])
     out = options.out or Path(os.environ.get("OUT") or RESULTS) / f"{day}.json"
     asked = [table for table in TABLES if table.part.module not in options.without]
@@ -191,13 +193,12 @@ def main() -> int:
         asked = [table for table in (*TABLES, *ALONE) if table.part.module in options.tables]
     given = ["--device", options.device, *(["--small"] if options.small else [])]
     found: list[dict[str, Any]] = []
-    facts = {"question": __doc__, **chip.facts(options.device)}
     measuring = rows(given, options.device, asked, judged=not options.tables)
     if (why := facts.get("lacks")) is not None:
         measuring = unmeasured(asked, why)
     write_report(name, facts, kept(measuring, found), out)
     print(bars.table(found))
-    return int(any("stopped" in row or row.get("right") is False or row.get("errors") for row in found))
+    return int(any(bars.fails(row) for row in found))
 
 
 def kept(given: Iterable[dict[str, Any]], found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

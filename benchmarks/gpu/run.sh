@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks every kernel against float64, then measures those that pass; writes $OUT/h200-DATE.json, or the same file in benchmarks/results.
+# Checks every kernel against float64, then measures those that pass; writes $OUT/CARD-DATE.json, or the same file in benchmarks/results.
 # Tuning results are stored in $OUT/tuning if $OUT is set. `--tables engine_gpu train_gpu` measures whole engines and training updates, `--tables prompt_steps` prompt steps, and `--tables sanitizer` runs compute-sanitizer; each table can be measured alone.
-# Requires torch with CUDA, triton, pluggy and packaging; no package of this repository needs to be installed. fla-core is measured as a reference if it is installed. Takes less than ten minutes on an H200.
+# Requires torch with CUDA and triton, and what `nox -s gpu-kit` lays in out/gpu-kit, or the same installed; no package of this repository needs to be installed. fla-core is measured as a reference if it is installed. Takes less than ten minutes on an H200.
 # Each part runs in its own process with its own time limit; the result file is updated with every row, and a table at the end shows which performance targets are met.
-# Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` runs it in Triton's interpreter, and benchmarks/gpu/ahead.py compiles all kernels that it would launch.
+# Without a GPU, `benchmarks/gpu/rehearse.py` runs all of it in Triton's interpreter and fails on what would fail on one, and benchmarks/gpu/ahead.py compiles all kernels that it would launch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 for source in packages/*/src services/*/src proto/src; do

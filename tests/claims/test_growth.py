@@ -32,6 +32,11 @@ def root(length: int) -> int:
     return 2 ** round(math.log2(length) / 2)
 
 
+def compressed(**options: int) -> Mapping[str, Any]:
+    """Compressed rows without an indexer, between projections as narrow as can be."""
+    return options | {"top": None, "overlap": False, "query_latent": 1, "output_groups": 1, "output_latent": 1}
+
+
 # fmt: off
 QUADRATIC = (
     "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "coverage", "dependency",
@@ -43,7 +48,7 @@ QUADRATIC = (
 )
 LINEAR = (
     "deltanet", "efficient", "gated_deltanet", "gla", "kda", "lightning", "linear", "mamba2", "ntm",
-    "performer", "retnet", "short_conv",
+    "performer", "retnet", "rwkv7", "rwkv7_channel", "short_conv",
 )
 # fmt: on
 EXPONENTS: dict[str, tuple[float, Options]] = {
@@ -60,6 +65,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "fixed": (1.5, lambda length: {"block": root(length), "summaries": 1}),
     "strided": (1.5, lambda length: {"stride": round(length**0.5)}),
     "moba": (1.5, lambda length: {"block": root(length), "top": 2}),
+    "compressed": (1.5, lambda n: compressed(window=root(n), every=root(n))),
     "nsa": (1.5, lambda n: dict.fromkeys(("compress", "stride", "select", "window"), root(n)) | {"top": 2}),
     "routing": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
     "routing_causal": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),

@@ -1,6 +1,6 @@
 """Runs clients against the real server, and records what they send and whether they work.
 
-    python tests/clients/run.py clients=PYTHON clients-agents=PYTHON clients-crewai=PYTHON node=FOLDER
+    python tests/clients/run.py clients=PYTHON clients-agents=PYTHON ... node=FOLDER
 
 PYTHON is an interpreter that has the clients of a group, FOLDER one with node_modules; `nox -s clients` makes them.
 Writes recorded.json, which test_recorded.py sends again, and docs/clients.md.
@@ -31,6 +31,8 @@ CLIENTS = {
     ],
     "clients-agents": ["autogen", "agno", "haystack", "semantic-kernel", "strands"],
     "clients-crewai": ["crewai"],
+    "clients-measures": ["guidellm", "lm-eval"],
+    "clients-proxy": ["litellm (proxy)"],
     "node": ["openai (node)", "ai, openai-compatible", "ai, openai", "ai, anthropic", "ollama (node)"],
 }  # fmt: skip
 """The clients by the environment that has them: those of one need versions that others do not take."""

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 import frameworks  # noqa: F401 - registers its tries
+import measures  # noqa: F401 - registers its tries
 from asked import (
     ASK,
     ASK_JSON,

@@ -187,6 +187,8 @@ BAD_OPTIONS = [
     ("key_value", "window", 0),
     ("local_p", "radius", 0),
     ("mla", "rotary_size", 3),
+    ("compressed", "every", 1),
+    ("compressed", "output_groups", 3),
     ("moba", "block", 0),
     ("nsa", "window", 0),
     ("ntm", "shift", -1),

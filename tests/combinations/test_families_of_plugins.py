@@ -66,6 +66,25 @@ BLOCKS = NARROW | {
 INDEXED = (
     NARROW | LATENT | {"num_hidden_layers": 3, "head_dim": 4, "index_n_heads": 16, "index_head_dim": 6, "index_topk": 5}
 )
+STREAMS = {name: value for name, value in NARROW.items() if name != "num_key_value_heads"} | {
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "q_lora_rank": 20,
+    "o_groups": 2,
+    "o_lora_rank": 6,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+    "index_n_heads": 16,
+    "index_head_dim": 6,
+    "index_topk": 3,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_hash_layers": 1,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+}
 TINY = {
     "afmoe": {
         "": FOUR | EXPERTS | {"route_scale": 1.7, "mup_enabled": True},
@@ -79,6 +98,12 @@ TINY = {
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale_all_dim": 0.7}
             | {"mscale": 1.0, "original_max_position_embeddings": 16}
         },
+    },
+    "deepseek_v4": {
+        "": STREAMS | {"layer_types": [*STREAMS["layer_types"], "compressed_sparse_attention"]},
+        "unscaled": STREAMS
+        | {"num_hidden_layers": 3, "mlp_layer_types": ["hash_moe", "hash_moe", "moe"], "hc_mult": 2}
+        | {"rope_scaling": None, "compress_rope_theta": 3e3, "hc_sinkhorn_iters": 3, "swiglu_limit": 0.4},
     },
     "gemma4_text": {
         "": GEMMA4
@@ -180,6 +205,8 @@ def drawn(config):
         for name, buffer in model.named_buffers():
             if name.endswith(("bias", "scalar")):
                 buffer.normal_(mean=float(name.endswith("scalar")), std=0.3)
+            if name.endswith("tid2eid"):
+                buffer.random_(config.n_routed_experts)
     return model
 
 
@@ -321,3 +348,27 @@ def test_the_text_model_of_published_files_is_read_beside_their_vision_model(tmp
         torch.testing.assert_close(model(tokens), peer(tokens).logits, rtol=1e-4, atol=2e-5)
     with pytest.raises(Incompatible, match=text_family):
         save_model(tmp_path / "ours", model, layout=family)
+
+
+def test_deepseek_v4_is_read_as_published(tmp_path):
+    """The files of its authors name the same tensors in another way, and lack the first component of most names."""
+    from safetensors.torch import load_file, save_file
+
+    peer = drawn(transformers.AutoConfig.for_model("deepseek_v4", **TINY["deepseek_v4"]["unscaled"]))
+    peer.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_", ".attn.norm.": ".attn.kv_norm."}
+    renamed = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix("model.")
+        for written, read in published.items():
+            short = short.replace(written, read)
+        renamed[short] = tensor
+    save_file(renamed | {"mtp.0.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
+    ratios = {"layer_types": None, "compress_ratios": [0, 128, 4, 0], "compress_rates": None}
+    config = json.loads((tmp_path / "config.json").read_text())
+    listed = config | ratios | {"compress_rate_csa": 2, "compress_rate_hca": 4, "mlp_layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps(listed | {"num_hash_layers": 2}))
+    require_same_parameters(load_model(tmp_path).model, model)
+    assert load_model(tmp_path).model.config == model.config

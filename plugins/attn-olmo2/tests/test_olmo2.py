@@ -22,11 +22,12 @@ from attn_testing.families import NARROW
 from attn_testing.memory import stepped_logits
 
 
-def written(folder, **fields):
+def written(folder, family="olmo2", **fields):
     """A random model of transformers in a folder, every weight far from its initial value."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    peer = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**NARROW | fields)).eval()
+    config = transformers.AutoConfig.for_model(family, **NARROW | fields)
+    peer = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, weight in peer.named_parameters():
             weight.normal_(mean=float("norm" in name), std=0.2)
@@ -143,7 +144,10 @@ def gguf_of(path, peer, **changed):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"])
+    if config.model_type == "olmo3":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(WORDS)
@@ -171,8 +175,11 @@ def gguf_of(path, peer, **changed):
 
 
 @pytest.mark.oracle
-def test_a_gguf_file_becomes_the_same_model(tmp_path):
-    peer = written(tmp_path / "theirs", vocab_size=len(WORDS))
+@pytest.mark.parametrize(
+    ("family", "fields"), [("olmo2", {}), ("olmo3", {"num_hidden_layers": 4, "sliding_window": 5})]
+)
+def test_a_gguf_file_becomes_the_same_model(family, fields, tmp_path):
+    peer = written(tmp_path / "theirs", family, vocab_size=len(WORDS), **fields)
     folder = convert(gguf_of(tmp_path / "olmo.gguf", peer), tmp_path / "folder", "float32")
     tokens = torch.randint(61, (2, 11))
     with torch.no_grad():

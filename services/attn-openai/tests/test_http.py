@@ -208,6 +208,32 @@ async def test_more_requests_than_allowed_are_refused_with_429(inference: Any) -
         assert (await first).status_code == 200
 
 
+async def test_every_answer_says_what_is_left_of_the_tenants_limits(inference: Any, tmp_path: Path) -> None:
+    file, server = tmp_path / "tokens", UvicornServer()
+    file.write_text("a-token tenant=ann requests_per_minute=60 tokens_per_minute=6000\n")
+    file.chmod(0o600)
+    async with (
+        serving([inference], GatewaySettings(port=0, http_port=0, token_file=file), http=server),
+        httpx2.AsyncClient(base_url=f"http://{server.address}", headers={"authorization": "Bearer a-token"}) as http,
+    ):
+        whole = await post(http, CHAT)
+        assert whole.status_code == 200, whole.text
+        assert whole.headers["x-ratelimit-limit-requests"] == "60"
+        used, left = whole.json()["usage"]["total_tokens"], whole.headers["x-ratelimit-remaining-tokens"]
+        assert 1000 - used <= int(left) < 1000  # ten seconds of 6000 a minute; some may have come back
+        streamed = await post(http, CHAT | {"stream": True})
+        assert int(streamed.headers["x-ratelimit-remaining-requests"]) < int(
+            whole.headers["x-ratelimit-remaining-requests"]
+        )
+        assert 0 < int(streamed.headers["x-ratelimit-reset-requests"].removesuffix("ms")) <= 10_000
+        # Of a request that makes many calls, one is counted.
+        assert int(whole.headers["x-ratelimit-remaining-requests"]) == 9
+        several = {"model": "tiny", "prompt": ["to be"] * 3, "max_tokens": 600}
+        assert (await http.post("/v1/completions", json=several)).status_code == 200
+        refused = await http.get("/v1/models")
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (429, "0")
+
+
 async def test_every_path_of_the_table_is_answered_and_no_other(http: httpx2.AsyncClient) -> None:
     for key in PATHS:
         method, path = key.split()

@@ -109,6 +109,26 @@ async def test_tenants_are_told_apart_and_metrics_want_the_token_of_an_admin(htt
     assert "" not in tenants
 
 
+async def test_http_requests_are_counted_by_route_and_status(http: httpx2.AsyncClient) -> None:
+    await http.post("/v1/chat/completions", json=CHAT)
+    await http.post("/v1/chat/completions", json=CHAT | {"temperature": -1})
+    await http.get("/v1/chat/completions")
+    await http.get("/made/up/path")
+    asked = CHAT | {"max_completion_tokens": 900, "ignore_eos": True, "stream": True}
+    async with http.stream("POST", "/v1/chat/completions", json=asked) as stream:
+        await anext(stream.aiter_lines())
+    for _ in range(1000):
+        if total(found := await samples(http), "attn_calls_total", code="CANCELLED"):
+            break
+        await asyncio.sleep(0.01)
+    by_status = {status: total(found, "attn_http_requests_total", path="/v1/chat/completions", status=status)
+                 for status in ("200", "400", "405")}  # fmt: skip
+    assert by_status == {"200": 2, "400": 1, "405": 1}
+    assert total(found, "attn_http_requests_total", status="404") == 1
+    assert not any("made" in dict(labels).get("path", "") for _, labels in found)
+    assert total(found, "attn_prompt_tokens_total") > total(found, "attn_request_prompt_tokens_sum") > 0  # the aborted
+
+
 async def test_every_metric_of_the_table_is_shown_with_its_labels_and_no_other(http: httpx2.AsyncClient) -> None:
     await http.post("/v1/chat/completions", json=CHAT)
     text = (await http.get("/metrics")).text

@@ -153,6 +153,15 @@ def test_several_calls_and_the_words_around_them_are_all_kept(name: str, between
 
 
 @pytest.mark.parametrize("name", WRITTEN)
+def test_arguments_are_shown_at_most_two_tokens_after_they_are_written(name: str) -> None:
+    reader, shown = OutputReader(BY_NAME[name], None, {"zeta": {}}), ""
+    whole = WRITTEN[name] % A
+    for end in range(1, whole.index(A) + len(A) + 1):  # a token of one character is the hardest
+        shown += "".join(part.text for part in reader.read(whole[end - 1]) if isinstance(part, CallArguments))
+        assert len(shown) >= end - whole.index(A) - 2, whole[:end]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_a_call_that_is_cut_off_is_never_text(name: str) -> None:
     whole = WRITTEN[name] % A
     head = whole.index(A)

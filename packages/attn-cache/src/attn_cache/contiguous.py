@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from attn_core import Field, Fields, RaggedBatch
@@ -16,7 +17,7 @@ from attn_core.errors import InvalidValue, WrongState
 from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
-from attn_cache.kv_cache import CachedStep, Window, fields_of, first_visible, slots_at, windows_of
+from attn_cache.kv_cache import MANY_TOKENS, CachedStep, Extent, extents_of, fields_of, slots_at
 from attn_cache.memory import (
     FieldKey,
     FieldStack,
@@ -43,11 +44,13 @@ class ContiguousKVCache:
         if self.capacity < 1:
             raise InvalidValue.of("tokens", size.tokens, f"at least one for each of the {size.requests} requests")
         self.device = torch.device(size.device)
-        self.windows = windows_of(specs)
-        self.stacks: list[FieldStack] = []
-        for window in set(self.windows.values()):
-            self.stacks += allocate_stacks(fields_of(specs, window), size.dtype, self._allocate)
-        self.memory = by_state(field_tensors(self.stacks))
+        self.extents = extents_of(specs)
+        self.stacks: list[tuple[Extent, FieldStack]] = [
+            (extent, stack)
+            for extent in set(self.extents.values())
+            for stack in allocate_stacks(fields_of(specs, extent), size.dtype, partial(self._allocate, extent))
+        ]
+        self.memory = by_state(field_tensors([stack for _, stack in self.stacks]))
         self._reserved: list[int] = []
 
     @property
@@ -82,36 +85,37 @@ class ContiguousKVCache:
     def fork(self, index: int, tokens: int) -> bool:
         """See `KVCache.fork`; the rows are copied."""
         copy = len(self._reserved)
-        for stack in self.stacks:
-            stack.rows[:, copy, :tokens] = stack.rows[:, index, :tokens]
+        for extent, stack in self.stacks:
+            rows = extent.rows(tokens)
+            stack.rows[:, copy, :rows] = stack.rows[:, index, :rows]
         self._reserved.append(tokens)
         return True
 
     def rewind(self, index: int, tokens: int) -> None:
         """See `KVCache.rewind`; the dropped rows are set to zero."""
-        for stack in self.stacks:
-            stack.rows[:, index, tokens : self._reserved[index]].zero_()
+        for extent, stack in self.stacks:
+            stack.rows[:, index, extent.rows(tokens) : extent.rows(self._reserved[index])].zero_()
 
     def tree_unsupported_reason(self) -> str | None:
-        """None: rows can be read from any slot."""
-        return None
+        """None, as rows can be read from any slot, except where a row has several tokens."""
+        return MANY_TOKENS if any(extent.every > 1 for extent in self.extents.values()) else None
 
     def move(self, index: int, slots: Sequence[int], start: int) -> None:
         """See `KVCache.move`."""
         moved = torch.tensor(slots, device=self.device)
-        for stack in self.stacks:
+        for _, stack in self.stacks:
             stack.rows[:, index, start : start + len(slots)] = stack.rows[:, index].index_select(1, moved)
 
     def remove_request(self, index: int) -> None:
         """See `KVCache.remove_request`; the freed rows are set to zero."""
         last = len(self._reserved) - 1
-        used, moved = self._reserved[index], self._reserved[last]
-        for stack in self.stacks:
+        for extent, stack in self.stacks:
+            used, moved = extent.rows(self._reserved[index]), extent.rows(self._reserved[last])
             stack.rows[:, index, :used].zero_()
             if index != last:
                 stack.rows[:, index, :moved] = stack.rows[:, last, :moved]
                 stack.rows[:, last, :moved].zero_()
-        self._reserved[index] = moved
+        self._reserved[index] = self._reserved[last]
         self._reserved.pop()
 
     def step(self, indices: Sequence[int], batch: RaggedBatch) -> ContiguousStep:
@@ -127,9 +131,9 @@ class ContiguousKVCache:
         if tokens > self._reserved[index] and self.memory:
             raise WrongState(f"the rows of {tokens} tokens are needed, {self._reserved[index]} are reserved")
         return {
-            (*state, name): rows[index, first_visible(tokens, self.windows[state]) : tokens]
-            for state, fields in self.memory.items()
-            for name, rows in fields.items()
+            (*state, name): rows[index, extent.first(tokens) : extent.rows(tokens)]
+            for state, extent in self.extents.items()
+            for name, rows in self.memory[state].items()
         }
 
     def start_at(self, index: int, tokens: int) -> None:
@@ -138,26 +142,27 @@ class ContiguousKVCache:
     def import_rows(self, index: int, tokens: int, rows: Mapping[FieldKey, Tensor]) -> None:
         """See `KVCache.import_rows`."""
         for (layer, state, name), given in rows.items():
-            self.memory[layer, state][name][index, tokens - len(given) : tokens] = given.to(self.device)
+            end = self.extents[layer, state].rows(tokens)
+            self.memory[layer, state][name][index, end - len(given) : end] = given.to(self.device)
 
     def live_bytes(self, index: int, tokens: int) -> int:
         """Bytes of the last `window` of `tokens` rows of every field."""
         total = 0
         for state, fields in self.memory.items():
-            window = self.windows[state]
-            first = 0 if window is None else max(0, tokens - window)
-            total += sum(rows[index, first:tokens].nbytes for rows in fields.values())
+            extent = self.extents[state]
+            first = 0 if extent.window is None else max(0, tokens - extent.window)
+            total += sum(rows[index, first : extent.rows(tokens)].nbytes for rows in fields.values())
         return total
 
-    def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
+    def _allocate(self, extent: Extent, count: int, field: Field, dtype: torch.dtype) -> Tensor:
         lead, rest = (field.shape[:1], field.shape[1:]) if len(field.shape) > 1 else ((), field.shape)
-        memory = lazy_zeros((count, self.max_requests, *lead, self.capacity, *rest), dtype, self.device)
+        memory = lazy_zeros((count, self.max_requests, *lead, extent.rows(self.capacity), *rest), dtype, self.device)
         return memory.transpose(2, 3) if lead else memory
 
 
 @dataclass(frozen=True, eq=False)
 class ContiguousRows:
-    """The rows that some requests attend to under one window.
+    """The rows that some requests attend to in states of one extent.
 
     `positions` [requests, longest]; `key_padding_mask` [requests, longest], bool, is True for real rows, None if all
     are real; `memory` is the cache or a slice of it. `gather` [requests] selects requests that are not adjacent in
@@ -184,51 +189,58 @@ class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
 
     def __init__(self, cache: ContiguousKVCache, indices: Sequence[int], batch: RaggedBatch) -> None:
         super().__init__(cache, indices, batch)
-        self._destination: tuple[Tensor, Tensor] | None = None
-        self._in_place: dict[tuple[Window, int], tuple[Tensor, Tensor, tuple[int, ...]]] = {}
+        self._destinations: dict[Extent, tuple[Tensor, Tensor]] = {}
+        self._in_place: dict[tuple[Extent, int], tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
     def view(self, layer: str, state: str) -> ContiguousView:
         """The view of one state of one layer."""
         return ContiguousView(self, layer, state, self.cache.memory[layer, state])
 
-    def write(self, memory: Tensor, rows: Tensor) -> None:
-        """Write the new rows [tokens, ...] of the batch into `memory` [requests, positions, ...]."""
+    def write(self, extent: Extent, memory: Tensor, rows: Tensor) -> None:
+        """Write the new rows [rows, ...] of the batch into `memory` [requests, positions, ...]."""
         rows = rows.detach().to(memory.dtype)
         if len(self.indices) == 1 and not self.batch.paths:
-            start = self.batch.contexts[0]
-            memory[self.indices[0], start : start + self.tokens] = rows
+            start = extent.rows(self.batch.contexts[0])
+            memory[self.indices[0], start : start + len(rows)] = rows
             return
-        if self._destination is None:
-            indices = torch.tensor(self.indices, device=self.cache.device)
-            self._destination = indices[self.batch.request_of.to(self.cache.device)], self._new_slots()
-        memory[self._destination] = rows
+        if extent not in self._destinations:
+            self._destinations[extent] = self._destination(extent)
+        memory[self._destinations[extent]] = rows
 
-    def in_place(self, window: Window, memory: Fields) -> RowsInPlace | None:
-        """Addresses of the rows of all requests of the batch, computed once for all layers of a window.
+    def _destination(self, extent: Extent) -> tuple[Tensor, Tensor]:
+        """The request and the slot of each new row of states of one extent, [rows] each."""
+        indices = torch.tensor(self.indices, device=self.cache.device)
+        if extent.every == 1:
+            return indices[self.batch.request_of.to(self.cache.device)], self._new_slots()
+        rows = [torch.tensor([*each], dtype=torch.int64, device=self.cache.device) for each in self.new_rows(extent)]
+        numbers = torch.tensor([len(each) for each in rows], device=self.cache.device)
+        return indices.repeat_interleave(numbers), torch.cat(rows)
+
+    def in_place(self, extent: Extent, memory: Fields) -> RowsInPlace | None:
+        """Addresses of the rows of all requests of the batch, computed once for all layers of an extent.
 
         None where the fields of a state differ in the distance between requests, so one index cannot address them.
         """
         strides = {rows.stride(0) // rows.stride(1) for rows in memory.values()}
         if len(strides) > 1:
             return None
-        key = window, strides.pop()
+        key = extent, strides.pop()
         if key not in self._in_place:
             self._in_place[key] = self._flat_indices(*key)
         return RowsInPlace({name: _flat_rows(rows) for name, rows in memory.items()}, *self._in_place[key])
 
-    def _flat_indices(self, window: Window, stride: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    def _flat_indices(self, extent: Extent, stride: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         """Flat row indices of the new tokens [tokens] and of all visible rows [requests, longest], and the first
         visible position of each request; requests are `stride` rows apart."""
         batch = self.batch
         starts = torch.tensor(self.indices, device=self.cache.device) * stride
-        firsts = tuple(first_visible(context, window) for context in batch.contexts)
-        ends = [context + length for context, length in zip(batch.contexts, batch.lengths, strict=True)]
+        firsts, ends = self.bounds(extent, range(batch.requests))
         longest = max(end - first for first, end in zip(firsts, ends, strict=True))
         bounds = torch.tensor([firsts, ends], device=self.cache.device)
         positions = bounds[0, :, None] + torch.arange(longest, device=self.cache.device)
         visible = positions.minimum(bounds[1, :, None] - 1)
         indices = starts[:, None] + slots_at(batch, range(batch.requests), visible, firsts)
-        return starts[batch.request_of] + self._new_slots(), indices, firsts
+        return starts[batch.request_of] + self._new_slots(), indices, tuple(firsts)
 
     def _new_slots(self) -> Tensor:
         """The slot of each new row [tokens]."""
@@ -237,33 +249,33 @@ class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
         slots = [slot for request in range(self.batch.requests) for slot in self.batch.places(request)]
         return torch.tensor(slots, device=self.cache.device)
 
-    def _select(self, window: Window, requests: tuple[int, ...]) -> ContiguousRows:
-        firsts = [first_visible(self.batch.contexts[r], window) for r in requests]
-        ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
+    def _select(self, extent: Extent, requests: tuple[int, ...]) -> ContiguousRows:
+        firsts, ends = self.bounds(extent, requests)
         first, end = min(firsts), max(ends)
         positions = torch.arange(first, end, device=self.cache.device).expand(len(requests), -1)
         key_padding_mask = None
         if min(ends) < end or max(firsts) > first:
             bounds = torch.tensor([firsts, ends], device=self.cache.device)
             key_padding_mask = (positions >= bounds[0, :, None]) & (positions < bounds[1, :, None])
+        positions = positions * extent.every + extent.every - 1
         indices = [self.indices[r] for r in requests]
         if any(self.batch.path(r) for r in requests):
             slots = slots_at(self.batch, requests, positions, [first] * len(requests))
             at = torch.tensor(indices, device=self.cache.device)[:, None]
             return ContiguousRows(
-                positions, key_padding_mask, self._memory_of(window, slice(None), slice(None)), (at, slots)
+                positions, key_padding_mask, self._memory_of(extent, slice(None), slice(None)), (at, slots)
             )
         if indices == list(range(indices[0], indices[0] + len(indices))):
-            memory, gather = self._memory_of(window, slice(indices[0], indices[-1] + 1), slice(first, end)), None
+            memory, gather = self._memory_of(extent, slice(indices[0], indices[-1] + 1), slice(first, end)), None
         else:
-            memory = self._memory_of(window, slice(None), slice(first, end))
+            memory = self._memory_of(extent, slice(None), slice(first, end))
             gather = torch.tensor(indices, device=self.cache.device)
         return ContiguousRows(positions, key_padding_mask, memory, gather)
 
-    def _memory_of(self, window: Window, requests: slice, positions: slice) -> Mapping[StateKey, Fields]:
+    def _memory_of(self, extent: Extent, requests: slice, positions: slice) -> Mapping[StateKey, Fields]:
         found: dict[FieldKey, Tensor] = {}
-        for stack in self.cache.stacks:
-            if self.cache.windows[stack.keys[0][:2]] == window:
+        for kept, stack in self.cache.stacks:
+            if kept == extent:
                 found |= zip(stack.keys, stack.rows[:, requests, positions].unbind(0), strict=True)
         return by_state(found)
 
@@ -277,14 +289,16 @@ class ContiguousView:
     def __init__(self, step: ContiguousStep, layer: str, state: str, memory: Mapping[str, Tensor]) -> None:
         self._step = step
         self._key = (layer, state)
+        self._extent = step.cache.extents[layer, state]
         self._memory = memory
 
     def append(self, fields: Fields) -> Fields:
         """Write this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
         check_names(".".join(self._key), fields, self._memory)
+        count = sum(map(len, self._step.new_rows(self._extent)))
         for name, memory in self._memory.items():
-            check_shape(".".join((*self._key, name)), fields[name], (self._step.tokens, *memory.shape[2:]))
-            self._step.write(memory, fields[name])
+            check_shape(".".join((*self._key, name)), fields[name], (count, *memory.shape[2:]))
+            self._step.write(self._extent, memory, fields[name])
         return fields
 
     def rows(self, requests: Sequence[int]) -> Rows:
@@ -292,11 +306,11 @@ class ContiguousView:
 
         Where lengths differ, `Rows.key_padding_mask` marks the real rows; the others are zero or outside the window.
         """
-        return self._step.select(self._step.cache.windows[self._key], requests).rows(self._key)
+        return self._step.select(self._extent, requests).rows(self._key)
 
     def in_place(self) -> RowsInPlace | None:
         """Addresses of the rows of all requests of the batch in the cache's memory."""
-        return self._step.in_place(self._step.cache.windows[self._key], self._memory)
+        return self._step.in_place(self._extent, self._memory)
 
 
 def _flat_rows(memory: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
         return codes
     padding = -codes.shape[-1] % codes_per_byte
     padded = torch.nn.functional.pad(codes, (0, padding)) if padding else codes
-    groups = padded.reshape(*padded.shape[:-1], -1, codes_per_byte)
+    groups = torch.unflatten(padded, -1, (padded.shape[-1] // codes_per_byte, codes_per_byte))
     packed: Tensor = groups[..., 0].clone()
     for position in range(1, codes_per_byte):
         packed |= groups[..., position] << (position * bits)
@@ -84,7 +84,7 @@ def _in_groups(numbers: Tensor, group: int) -> Tensor:
     padding = -size % group
     if padding:
         numbers = torch.cat([numbers, numbers[..., -1:].expand(*numbers.shape[:-1], padding)], -1)
-    return numbers.reshape(*numbers.shape[:-1], -1, group)
+    return torch.unflatten(numbers, -1, (-(-size // group), group))
 
 
 def _ratio(numbers: Tensor, step: Tensor) -> Tensor:

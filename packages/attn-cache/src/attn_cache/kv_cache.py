@@ -1,16 +1,16 @@
-"""The interface of a KV cache, which stores one row per token of every `Paged` state, and helpers its
-implementations share.
+"""The interface of a KV cache, which stores the rows of every `Paged` state, and helpers its implementations share.
 
 A request is known here by its *index*: requests are numbered 0, 1, 2, ... without gaps, and when one is removed the
 last request takes over its index. A *slot* is the offset of a row within the sequence of its request: the token's
-position, except for the tokens of a draft tree (see `RaggedBatch.paths`).
+position, except for the tokens of a draft tree (see `RaggedBatch.paths`). In a state with a row per several tokens it
+is the number of the row.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from attn_core import Field, Paged, RaggedBatch
@@ -23,6 +23,24 @@ from attn_cache.memory import FieldKey, StateKey, states_of
 Window = int | None
 """Sliding window of a state in tokens, the newest included; None for full attention."""
 
+
+class Extent(NamedTuple):
+    """Which rows a state keeps: those within a sliding window, one per `every` tokens. States of one extent have their
+    rows at the same places."""
+
+    window: Window = None
+    every: int = 1
+
+    def first(self, position: int) -> int:
+        """The number of the first row that a query at `position` attends to."""
+        return first_visible(position, self.window)
+
+    def rows(self, tokens: int) -> int:
+        """The number of rows that `tokens` tokens complete, including those before the window."""
+        return tokens // self.every
+
+
+MANY_TOKENS = "a row of several tokens exists once per request, so it cannot represent several branches"
 Cache = TypeVar("Cache")
 Selection = TypeVar("Selection")
 
@@ -110,17 +128,17 @@ def first_visible(position: int, window: Window) -> int:
     return 0 if window is None else max(0, position - window + 1)
 
 
-def windows_of(specs: ModelSpecs) -> dict[StateKey, Window]:
-    """The sliding window of every `Paged` state."""
-    return {(layer, state): spec.window for layer, state, spec in states_of(specs, Paged)}
+def extents_of(specs: ModelSpecs) -> dict[StateKey, Extent]:
+    """The extent of every `Paged` state."""
+    return {(layer, state): Extent(spec.window, spec.every) for layer, state, spec in states_of(specs, Paged)}
 
 
-def fields_of(specs: ModelSpecs, window: Window) -> dict[FieldKey, Field]:
-    """The fields of all `Paged` states with this sliding window."""
+def fields_of(specs: ModelSpecs, extent: Extent) -> dict[FieldKey, Field]:
+    """The fields of all `Paged` states of this extent."""
     return {
         (layer, state, name): field
         for layer, state, spec in states_of(specs, Paged)
-        if spec.window == window
+        if Extent(spec.window, spec.every) == extent
         for name, field in spec.fields.items()
     }
 
@@ -153,14 +171,25 @@ class CachedStep(Generic[Cache, Selection]):
         self.indices = tuple(indices)
         self.batch = batch
         self.tokens = sum(batch.lengths)
-        self._selections: dict[tuple[Window, tuple[int, ...]], Selection] = {}
+        self._selections: dict[tuple[Extent, tuple[int, ...]], Selection] = {}
 
-    def select(self, window: Window, requests: Sequence[int]) -> Selection:
-        """The rows that these requests of the batch attend to; computed once for all layers of one window."""
-        key = (window, tuple(requests))
+    def select(self, extent: Extent, requests: Sequence[int]) -> Selection:
+        """The rows that these requests of the batch attend to; computed once for all layers of one extent."""
+        key = (extent, tuple(requests))
         if key not in self._selections:
             self._selections[key] = self._select(*key)
         return self._selections[key]
 
     @abstractmethod
-    def _select(self, window: Window, requests: tuple[int, ...]) -> Selection: ...
+    def _select(self, extent: Extent, requests: tuple[int, ...]) -> Selection: ...
+
+    def new_rows(self, extent: Extent) -> list[Sequence[int]]:
+        """The slots to which each request writes in this step."""
+        if extent.every > 1:
+            return [*self.batch.new_rows(extent.every)]
+        return [self.batch.places(request) for request in range(self.batch.requests)]
+
+    def bounds(self, extent: Extent, requests: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The numbers of the first row that each of the requests attends to, and of the row after the last."""
+        contexts, lengths = self.batch.contexts, self.batch.lengths
+        return [extent.first(contexts[r]) for r in requests], [extent.rows(contexts[r] + lengths[r]) for r in requests]

@@ -5,8 +5,10 @@ Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from attn_core import Field, Fields, RaggedBatch
@@ -16,7 +18,17 @@ from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.block_table import BLOCK_SIZE, BlockPool, BlockTable
-from attn_cache.kv_cache import CachedStep, KVCacheStep, Window, fields_of, first_visible, slots_at, windows_of
+from attn_cache.kv_cache import (
+    MANY_TOKENS,
+    CachedStep,
+    Extent,
+    KVCacheStep,
+    Window,
+    extents_of,
+    fields_of,
+    first_visible,
+    slots_at,
+)
 from attn_cache.memory import (
     FieldKey,
     FieldStack,
@@ -33,18 +45,21 @@ class PagedKVCache:
     """Implements `attn_cache.kv_cache.KVCache`.
 
     States of one sliding window share block tables; a block wholly before the window is freed. Each window has a pool
-    of enough blocks for all `size.tokens`. Freed blocks are not cleared: a read never reaches beyond the rows that
-    its own request has written.
+    of enough blocks for all `size.tokens`. The tokens of a block are a multiple of those of any row, so that a state
+    with a row per several tokens has the same blocks as the others, with fewer rows in them. Freed blocks are not
+    cleared: a read never reaches beyond the rows that its own request has written.
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize, block_size: int = BLOCK_SIZE) -> None:
-        self.block_size = block_size
+        self.extents = extents_of(specs)
+        self.block_size = block_size = math.lcm(block_size, *(extent.every for extent in self.extents.values()))
         self.num_blocks = -(-size.tokens // block_size)
         self.device = torch.device(size.device)
-        self.windows = windows_of(specs)
-        self.pools = {window: BlockPool(window, self.num_blocks, block_size) for window in set(self.windows.values())}
-        self.stacks: dict[Window, list[FieldStack]] = {
-            window: allocate_stacks(fields_of(specs, window), size.dtype, self._allocate) for window in self.pools
+        windows = {extent.window for extent in self.extents.values()}
+        self.pools = {window: BlockPool(window, self.num_blocks, block_size) for window in windows}
+        self.stacks: dict[Extent, list[FieldStack]] = {
+            extent: allocate_stacks(fields_of(specs, extent), size.dtype, partial(self._allocate, extent))
+            for extent in set(self.extents.values())
         }
         self.memory = by_state(field_tensors([stack for stacks in self.stacks.values() for stack in stacks]))
         self._computed: list[int] = []
@@ -124,8 +139,8 @@ class PagedKVCache:
         self._computed[index] = tokens
 
     def tree_unsupported_reason(self) -> str | None:
-        """None: rows can be read from any slot."""
-        return None
+        """None, as rows can be read from any slot, except where a row has several tokens."""
+        return MANY_TOKENS if any(extent.every > 1 for extent in self.extents.values()) else None
 
     def move(self, index: int, slots: Sequence[int], start: int) -> None:
         """See `KVCache.move`."""
@@ -133,7 +148,7 @@ class PagedKVCache:
             table = pool.tables[index]
             source = torch.tensor([table.slot(slot) for slot in slots], device=self.device)
             target = torch.tensor([table.slot(start + n) for n in range(len(slots))], device=self.device)
-            for stack in self.stacks[window]:
+            for stack in self.stacks[Extent(window)]:
                 stack.rows[:, target] = stack.rows[:, source]
 
     def pin(self, index: int, number: int) -> dict[Window, int]:
@@ -185,9 +200,9 @@ class PagedKVCache:
         """See `KVCache.export_rows`."""
         if tokens > self._computed[index] and self.pools:
             raise WrongState(f"the rows of {tokens} tokens are needed, {self._computed[index]} are computed")
-        slots = {window: self._visible_slots(window, index, tokens) for window in self.pools}
+        slots = {extent: self._visible_slots(extent, index, tokens) for extent in self.stacks}
         return {
-            (*state, name): rows.index_select(0, slots[self.windows[state]])
+            (*state, name): rows.index_select(0, slots[self.extents[state]])
             for state, fields in self.memory.items()
             for name, rows in fields.items()
         }
@@ -200,36 +215,39 @@ class PagedKVCache:
 
     def import_rows(self, index: int, tokens: int, rows: Mapping[FieldKey, Tensor]) -> None:
         """See `KVCache.import_rows`."""
-        slots = {window: self._visible_slots(window, index, tokens) for window in self.pools}
+        slots = {extent: self._visible_slots(extent, index, tokens) for extent in self.stacks}
         for (layer, state, name), given in rows.items():
-            self.memory[layer, state][name].index_copy_(0, slots[self.windows[layer, state]], given.to(self.device))
+            self.memory[layer, state][name].index_copy_(0, slots[self.extents[layer, state]], given.to(self.device))
 
     def live_bytes(self, index: int, tokens: int) -> int:
         """Bytes of the last `window` of `tokens` rows of every field, as far as blocks store them."""
         total = 0
         for state, fields in self.memory.items():
-            pool = self.pools[self.windows[state]]
-            table = pool.tables[index]
-            first = 0 if pool.window is None else max(0, tokens - pool.window)
+            window, every = self.extents[state]
+            table = self.pools[window].tables[index]
+            first = 0 if window is None else max(0, tokens - window)
             stored = max(0, min(tokens, table.end) - max(first, table.first * self.block_size))
-            total += sum(stored * rows[0].nbytes for rows in fields.values())
+            total += sum(stored // every * rows[0].nbytes for rows in fields.values())
         return total
 
-    def _visible_slots(self, window: Window, index: int, tokens: int) -> Tensor:
-        table, first = self.pools[window].tables[index], first_visible(tokens, window)
+    def _visible_slots(self, extent: Extent, index: int, tokens: int) -> Tensor:
+        table, first = self.pools[extent.window].tables[index], extent.first(tokens)
         if first < table.first * self.block_size or tokens > table.end:
             stored = f"{table.first * self.block_size} to {table.end - 1}"
             raise WrongState(f"positions {first} to {tokens - 1} are needed, {stored} are stored")
-        positions = torch.arange(first, tokens, device=self.device)
+        positions = torch.arange(first, extent.rows(tokens), device=self.device) * extent.every
         blocks = torch.tensor(table.blocks, dtype=torch.int64, device=self.device)
-        return blocks[positions // self.block_size - table.first] * self.block_size + positions % self.block_size
+        slots = blocks[positions // self.block_size - table.first] * self.block_size + positions % self.block_size
+        return slots // extent.every
 
     def _copy_block(self, window: Window, source: int, copy: int) -> None:
-        for stack in self.stacks[window]:
-            stack.rows[:, self._rows_of(copy)] = stack.rows[:, self._rows_of(source)]
+        for extent, stacks in self.stacks.items():
+            size = self.block_size // extent.every
+            for stack in stacks if extent.window == window else ():
+                stack.rows[:, self._rows_of(copy, size)] = stack.rows[:, self._rows_of(source, size)]
 
-    def _rows_of(self, block: int) -> slice:
-        return slice(block * self.block_size, (block + 1) * self.block_size)
+    def _rows_of(self, block: int, size: int) -> slice:
+        return slice(block * size, (block + 1) * size)
 
     def _begin(self, indices: Sequence[int], batch: RaggedBatch) -> None:
         for request, index in enumerate(indices):
@@ -244,14 +262,15 @@ class PagedKVCache:
             reserved = f"{table.first * self.block_size} to {table.end - 1}"
             raise WrongState(f"positions {first} to {end - 1} are needed, {reserved} are reserved")
 
-    def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
+    def _allocate(self, extent: Extent, count: int, field: Field, dtype: torch.dtype) -> Tensor:
         # Padding of a static step writes to the last block.
-        return lazy_zeros((count, (2 + self.num_blocks) * self.block_size, *field.shape), dtype, self.device)
+        rows = (2 + self.num_blocks) * (self.block_size // extent.every)
+        return lazy_zeros((count, rows, *field.shape), dtype, self.device)
 
 
 @dataclass(frozen=True, eq=False)
 class PagedRows:
-    """The rows that some requests attend to under one window.
+    """The rows that some requests attend to in states of one extent.
 
     `positions` and `slots` are [requests, longest], int64; `slots` are rows of the pool, padded with row 0.
     `key_padding_mask` [requests, longest], bool, is True for real rows, None if all are real. `consecutive` replaces
@@ -278,52 +297,53 @@ class PagedRows:
 
 
 class PagedStep(CachedStep[PagedKVCache, PagedRows]):
-    """One engine step; slot mappings are computed once for all layers of a window."""
+    """One engine step; slot mappings are computed once for all layers of an extent."""
 
     def __init__(self, cache: PagedKVCache, indices: Sequence[int], batch: RaggedBatch) -> None:
         super().__init__(cache, indices, batch)
-        self._slot_mappings: dict[Window, Tensor] = {}
-        self._in_place: dict[Window, tuple[Tensor, Tensor, tuple[int, ...]]] = {}
+        self._slot_mappings: dict[Extent, Tensor] = {}
+        self._in_place: dict[Extent, tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
     def view(self, layer: str, state: str) -> PagedStateView:
         """The view of one state of one layer."""
         return PagedStateView(self, layer, state)
 
-    def slot_mapping(self, window: Window) -> Tensor:
-        """The rows of the pool [tokens], int64, to which the new rows of the batch are written."""
-        found = self._slot_mappings.get(window)
+    def slot_mapping(self, extent: Extent) -> Tensor:
+        """The rows of the pool [rows], int64, to which the new rows of the batch are written."""
+        found = self._slot_mappings.get(extent)
         if found is None:
-            pool = self.cache.pools[window]
+            pool, every = self.cache.pools[extent.window], extent.every
             slots: list[int] = []
-            for request, index in enumerate(self.indices):
-                slots += map(pool.tables[index].slot, self.batch.places(request))
-            found = self._slot_mappings[window] = torch.tensor(slots, dtype=torch.int64, device=self.cache.device)
+            for index, places in zip(self.indices, self.new_rows(extent), strict=True):
+                table = pool.tables[index]
+                slots += [table.slot(place * every) // every for place in places]
+            found = self._slot_mappings[extent] = torch.tensor(slots, dtype=torch.int64, device=self.cache.device)
         return found
 
-    def in_place(self, window: Window, memory: Fields) -> RowsInPlace:
-        """Addresses of the rows of all requests of the batch; computed once for all layers of a window."""
-        if window not in self._in_place:
-            found = self.select(window, range(self.batch.requests))
+    def in_place(self, extent: Extent, memory: Fields) -> RowsInPlace:
+        """Addresses of the rows of all requests of the batch; computed once for all layers of an extent."""
+        if extent not in self._in_place:
+            found = self.select(extent, range(self.batch.requests))
             slots = found.slots
             if found.consecutive is not None:
                 slots = torch.arange(found.consecutive.start, found.consecutive.stop, device=self.cache.device)[None]
-            firsts = tuple(first_visible(context, window) for context in self.batch.contexts)
-            self._in_place[window] = self.slot_mapping(window), slots, firsts
-        return RowsInPlace(memory, *self._in_place[window])
+            firsts = tuple(map(extent.first, self.batch.contexts))
+            self._in_place[extent] = self.slot_mapping(extent), slots, firsts
+        return RowsInPlace(memory, *self._in_place[extent])
 
-    def _select(self, window: Window, requests: tuple[int, ...]) -> PagedRows:
-        pool = self.cache.pools[window]
-        firsts = [first_visible(self.batch.contexts[r], pool.window) for r in requests]
-        ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
+    def _select(self, extent: Extent, requests: tuple[int, ...]) -> PagedRows:
+        pool, every = self.cache.pools[extent.window], extent.every
+        firsts, ends = self.bounds(extent, requests)
         longest = max(end - first for first, end in zip(firsts, ends, strict=True))
         bounds = torch.tensor([firsts, ends], device=self.cache.device)
         positions = bounds[0, :, None] + torch.arange(longest, device=self.cache.device)
-        real = positions < bounds[1, :, None]
+        real, positions = positions < bounds[1, :, None], positions * every
         tables = [pool.tables[self.indices[r]] for r in requests]
         if len(requests) == 1 and not self.batch.path(requests[0]):
-            start = _consecutive_start(tables[0], firsts[0] - tables[0].first * pool.block_size, longest)
+            start = _consecutive_start(tables[0], firsts[0] - tables[0].first * pool.block_size, longest * every)
             if start is not None:
-                return PagedRows(positions, None, positions, slice(start, start + longest))
+                at = start // every
+                return PagedRows(positions + every - 1, None, positions, slice(at, at + longest))
         widest = max(len(table.blocks) for table in tables)
         block_table = torch.tensor(
             [table.blocks + [0] * (widest - len(table.blocks)) for table in tables], device=self.cache.device
@@ -332,13 +352,15 @@ class PagedStep(CachedStep[PagedKVCache, PagedRows]):
         # Padding positions may lie beyond a request's table; they read row 0, whichever block is looked up.
         offsets = slots_at(self.batch, requests, positions, firsts)
         number = (offsets // pool.block_size - first_blocks[:, None]).clamp_(max=widest - 1)
-        slots = (block_table.gather(1, number) * pool.block_size + offsets % pool.block_size).where(real, 0)
-        return PagedRows(positions, None if bool(real.all()) else real, slots, None)
+        slots = (block_table.gather(1, number) * pool.block_size + offsets % pool.block_size).where(real, 0) // every
+        return PagedRows(positions + every - 1, None if bool(real.all()) else real, slots, None)
 
 
 def _consecutive_start(table: BlockTable, offset: int, rows: int) -> int | None:
     """The pool row of the first of `rows` rows from `offset` on, if they are adjacent in the pool; else None."""
     blocks, size = table.blocks, table.block_size
+    if rows == 0:
+        return 0
     first, last = offset // size, (offset + rows - 1) // size
     if blocks[last] - blocks[first] != last - first or blocks[first : last + 1] != list(
         range(blocks[first], blocks[last] + 1)
@@ -353,23 +375,23 @@ class PagedStateView:
     def __init__(self, step: PagedStep, layer: str, state: str) -> None:
         self._step = step
         self._key = (layer, state)
-        self._window = step.cache.windows[self._key]
+        self._extent = step.cache.extents[self._key]
         self._memory = step.cache.memory[self._key]
 
     def append(self, fields: Fields) -> Fields:
         """Write this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
         check_names(".".join(self._key), fields, self._memory)
-        slot_mapping = self._step.slot_mapping(self._window)
+        slot_mapping = self._step.slot_mapping(self._extent)
         for name, memory in self._memory.items():
             rows = fields[name]
-            check_shape(".".join((*self._key, name)), rows, (self._step.tokens, *memory.shape[1:]))
+            check_shape(".".join((*self._key, name)), rows, (len(slot_mapping), *memory.shape[1:]))
             memory.index_copy_(0, slot_mapping, rows.detach().to(memory.dtype))
         return fields
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests attend to, [requests, longest, ...] each, padded with zeros."""
-        return self._step.select(self._window, requests).rows(self._memory)
+        return self._step.select(self._extent, requests).rows(self._memory)
 
     def in_place(self) -> RowsInPlace:
         """Addresses of the rows of all requests of the batch in the cache's memory."""
-        return self._step.in_place(self._window, self._memory)
+        return self._step.in_place(self._extent, self._memory)

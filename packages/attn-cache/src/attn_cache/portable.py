@@ -75,6 +75,8 @@ class StateLayout:
     def _describe(self, spec: StateSpec) -> dict[str, object]:
         kind = next(kind for kind in (Paged, Slot, Source) if isinstance(spec, kind))
         extent = {"window": spec.window} if isinstance(spec, Paged) else {}
+        if isinstance(spec, Paged) and spec.every > 1:
+            extent = {"every": spec.every}
         if isinstance(spec, Source):
             extent = {"rows": spec.rows}
         fields = {
@@ -90,7 +92,7 @@ class StateLayout:
     def _count(self, spec: StateSpec, tokens: int, first: Tensor) -> int:
         """How many rows a state has after `tokens` tokens; `first` is the tensor of its first field."""
         if isinstance(spec, Paged):
-            return tokens - first_visible(tokens, spec.window)
+            return tokens // spec.every - first_visible(tokens, spec.window)
         if isinstance(spec, Source) and spec.rows is not None:
             return spec.rows
         return first.shape[0] if first.ndim else 0

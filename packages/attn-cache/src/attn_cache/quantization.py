@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from attn_core import Field, Fields, Paged
-from attn_core.errors import InvalidValue
+from attn_core.errors import Incompatible, InvalidValue
 from attn_core.stores import ModelSpecs
 
 if TYPE_CHECKING:
@@ -165,7 +165,15 @@ class KiviLayout:
             raise InvalidValue.of("block", self.block, f"a multiple of the group, {self.group}")
 
     def specs(self, specs: ModelSpecs) -> ModelSpecs:
-        """`specs` with the fields of every `Paged` state replaced by the parts of one block."""
+        """`specs` with the fields of every `Paged` state replaced by the parts of one block.
+
+        Raises `Incompatible` for a state with a row per several tokens, whose blocks would not have `block` rows.
+        """
+        for layer, states in specs.items():
+            for state, spec in states.items():
+                if isinstance(spec, Paged) and spec.every > 1:
+                    what = f"{layer}.{state} has one row per {spec.every} tokens"
+                    raise Incompatible(f"{what}; kivi quantizes blocks of {self.block} rows of one token each")
         return {
             layer: {
                 state: dataclasses.replace(

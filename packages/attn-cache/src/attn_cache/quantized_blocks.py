@@ -17,7 +17,7 @@ from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor, dtype
 
 from attn_cache.block_table import BlockPool
-from attn_cache.kv_cache import CachedStep, Window, fields_of, first_visible
+from attn_cache.kv_cache import CachedStep, Extent, Window, fields_of, first_visible
 from attn_cache.memory import (
     FieldKey,
     StateKey,
@@ -126,7 +126,7 @@ class QuantizedBlockKVCache(PagedKVCache):
         stacks = [
             stack
             for window in self.pools
-            for stack in allocate_stacks(fields_of(specs, window), size.dtype, self._allocate_plain)
+            for stack in allocate_stacks(fields_of(specs, Extent(window)), size.dtype, self._allocate_plain)
         ]
         self.plain = by_state(field_tensors(stacks))
 
@@ -159,9 +159,9 @@ class QuantizedBlockKVCache(PagedKVCache):
         for window, pool in self.unfinished.items():
             copied = pool.fork(index, tokens)
             if copied is not None:
-                source, copy = (self._rows_of(block) for block in copied)
+                source, copy = (self._rows_of(block, self.block_size) for block in copied)
                 for state, fields in self.plain.items():
-                    if self.windows[state] == window:
+                    if self.extents[state].window == window:
                         for rows in fields.values():
                             rows[copy] = rows[source]
         return True
@@ -193,12 +193,12 @@ class QuantizedBlockKVCache(PagedKVCache):
             raise WrongState(f"the rows of {tokens} tokens are needed; they are not computed, or quantized already")
         at = {window: self._visible_rows(window, index, tokens) for window in self.pools}
         coded = {
-            (*state, name): rows.index_select(0, at[self.windows[state]][0])
+            (*state, name): rows.index_select(0, at[self.extents[state].window][0])
             for state, parts in self.memory.items()
             for name, rows in parts.items()
         }
         plain = {
-            (layer, state + NEWEST, name): rows.index_select(0, at[self.windows[layer, state]][1])
+            (layer, state + NEWEST, name): rows.index_select(0, at[self.extents[layer, state].window][1])
             for (layer, state), fields in self.plain.items()
             for name, rows in fields.items()
         }
@@ -215,7 +215,7 @@ class QuantizedBlockKVCache(PagedKVCache):
         at = {window: self._visible_rows(window, index, tokens) for window in self.pools}
         for (layer, name, field), given in rows.items():
             state = layer, name.removesuffix(NEWEST)
-            blocks, newest = at[self.windows[state]]
+            blocks, newest = at[self.extents[state].window]
             if name.endswith(NEWEST):
                 self.plain[state][field].index_copy_(0, newest, given.to(self.device))
             else:
@@ -237,7 +237,7 @@ class QuantizedBlockKVCache(PagedKVCache):
         full = tokens // self.block_size
         total = 0
         for state, parts in self.memory.items():
-            window = self.windows[state]
+            window = self.extents[state].window
             first = 0 if window is None else max(0, tokens - window)
             coded, plain = self.pools[window].tables[index], self.unfinished[window].tables[index]
             blocks = min(full, coded.first + len(coded.blocks)) - max(first // self.block_size, coded.first)
@@ -258,7 +258,7 @@ class QuantizedBlockKVCache(PagedKVCache):
     def _copy_block(self, window: Window, source: int, copy: int) -> None:
         """Nothing to copy: an unfinished block has no codes yet."""
 
-    def _allocate(self, count: int, field: Field, kind: dtype) -> Tensor:
+    def _allocate(self, extent: Extent, count: int, field: Field, kind: dtype) -> Tensor:  # noqa: ARG002 -- a row per block
         return lazy_zeros((count, 1 + self.num_blocks, *field.shape), kind, self.device)
 
     def _allocate_plain(self, count: int, field: Field, kind: dtype) -> Tensor:
@@ -325,8 +325,8 @@ class QuantizedBlockStep(CachedStep[QuantizedBlockKVCache, QuantizedSelection]):
             )
         return self._destinations[window]
 
-    def _select(self, window: Window, requests: tuple[int, ...]) -> QuantizedSelection:
-        size = self.cache.block_size
+    def _select(self, extent: Extent, requests: tuple[int, ...]) -> QuantizedSelection:
+        window, size = extent.window, self.cache.block_size
         contexts = [self.batch.contexts[r] for r in requests]
         firsts = [first_visible(context, window) for context in contexts]
         ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
@@ -368,7 +368,7 @@ class QuantizedBlocksView:
     def __init__(self, step: QuantizedBlockStep, key: StateKey) -> None:
         self._step = step
         self._key = key
-        self._window = step.cache.windows[key]
+        self._extent = step.cache.extents[key]
         self._fields = step.cache.fields[key]
         self._plain = step.cache.plain[key]
         self._coded = step.cache.memory[key]
@@ -380,7 +380,7 @@ class QuantizedBlocksView:
         """
         check_names(".".join(self._key), fields, self._plain)
         layout = self._step.cache.layout
-        destination = self._step.destination(self._window)
+        destination = self._step.destination(self._extent.window)
         for name, memory in self._plain.items():
             rows = fields[name]
             check_shape(".".join((*self._key, name)), rows, (self._step.tokens, *memory.shape[1:]))
@@ -393,7 +393,7 @@ class QuantizedBlocksView:
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests attend to, [requests, longest, ...] each, padded with zeros."""
-        selection = self._step.select(self._window, requests)
+        selection = self._step.select(self._extent, requests)
         fields = {name: self._rows(name, plain, selection) for name, plain in self._plain.items()}
         return Rows(fields=fields, positions=selection.positions, key_padding_mask=selection.key_padding_mask)
 

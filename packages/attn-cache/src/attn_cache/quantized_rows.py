@@ -33,37 +33,37 @@ class QuantizedRowStore(SharedStore):
 
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
         """See `Store.view`."""
-        return self._dequantized(super().view(batch, requests), sum(batch.lengths))
+        return self._dequantized(super().view(batch, requests))
 
     def static_step(self, tokens: int, requests: int, longest: int) -> StaticStep:
         """See `Store.static_step`; the views quantize and dequantize like those of any step."""
         return QuantizedStep(super().static_step(tokens, requests, longest), self._dequantized)
 
-    def _dequantized(self, views: ModelState, tokens: int) -> ModelState:
+    def _dequantized(self, views: ModelState) -> ModelState:
         return {
-            layer: {state: self._dequantizing(layer, state, view, tokens) for state, view in states.items()}
+            layer: {state: self._dequantizing(layer, state, view) for state, view in states.items()}
             for layer, states in views.items()
         }
 
-    def _dequantizing(self, layer: str, state: str, view: Any, tokens: int) -> Any:
+    def _dequantizing(self, layer: str, state: str, view: Any) -> Any:
         fields = self._fields.get((layer, state))
-        return view if fields is None else QuantizedRowsView(f"{layer}.{state}", view, fields, tokens)
+        return view if fields is None else QuantizedRowsView(f"{layer}.{state}", view, fields)
 
 
 class QuantizedStep:
     """Implements `attn_core.stores.StaticStep` over a `StaticStep` of quantized parts.
 
-    `dequantized(views, tokens)` turns the views of the parts, for a step of `tokens` tokens, into views of rows.
+    `dequantized` turns views of the parts into views of rows.
     """
 
-    def __init__(self, parts: StaticStep, dequantized: Callable[[ModelState, int], ModelState]) -> None:
+    def __init__(self, parts: StaticStep, dequantized: Callable[[ModelState], ModelState]) -> None:
         self._dequantized = dequantized
         self._parts = parts
         self.load, self.tokens, self.batch = parts.load, parts.tokens, parts.batch
 
     def view(self, size: int, max_query_len: int) -> ModelState:
         """See `StaticStep.view`."""
-        return self._dequantized(self._parts.view(size, max_query_len), size)
+        return self._dequantized(self._parts.view(size, max_query_len))
 
 
 class QuantizedField:
@@ -95,11 +95,10 @@ class QuantizedField:
 class QuantizedRowsView:
     """The view of one state of one layer in a step; implements `attn_core.batch.PagedView` over a view of the parts."""
 
-    def __init__(self, where: str, view: PagedView, fields: Mapping[str, QuantizedField], tokens: int) -> None:
+    def __init__(self, where: str, view: PagedView, fields: Mapping[str, QuantizedField]) -> None:
         self._where = where
         self._view = view
         self._fields = fields
-        self._tokens = tokens
 
     def append(self, fields: Fields) -> Fields:
         """Write this step's rows, [tokens, ...] each, and return them as `rows` will return them (dequantized).
@@ -109,7 +108,7 @@ class QuantizedRowsView:
         check_names(self._where, fields, self._fields)
         parts: dict[str, Tensor] = {}
         for name, field in self._fields.items():
-            check_shape(f"{self._where}.{name}", fields[name], (self._tokens, *field.shape))
+            check_shape(f"{self._where}.{name}", fields[name], (len(fields[name]), *field.shape))
             parts |= field.encode(fields[name])
         self._view.append(parts)
         return {name: field.decode(parts) for name, field in self._fields.items()}

@@ -125,14 +125,14 @@ class StepInputs:
         """See `StaticStep.view`."""
         check_states(self._specs, max_query_len)
         views: dict[str, dict[str, object]] = {}
-        for layer, state in self._cache.windows:
+        for layer, state in self._cache.extents:
             views.setdefault(layer, {})[state] = self._view((layer, state), size, max_query_len)
         for (layer, state), view in self._slots.views_at(self._buffer.line(INDICES)[:size]).items():
             views.setdefault(layer, {})[state] = view
         return views
 
     def _view(self, key: StateKey, size: int, max_query_len: int) -> StaticPagedView:
-        window, requests = self._cache.windows[key], self._requests(size)
+        window, requests = self._cache.extents[key].window, self._requests(size)
         number = list(self._cache.pools).index(window)
         rows = StaticRows(
             self._cache.memory[key],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attn_core.errors import NotGraphSafe
+from attn_core.errors import NotGraphSafe, WrongState
 from attn_core.graph_safety import ASKS_FOR_LENGTHS, ASKS_THE_HOST
 
 if TYPE_CHECKING:
@@ -99,6 +99,15 @@ class RaggedBatch:
         """Whether every request computes exactly one token."""
         return all(length == 1 for length in self.lengths)
 
+    def new_rows(self, every: int) -> list[range]:
+        """The rows that each request adds to a state with one row per `every` tokens: those that this step completes.
+
+        Raises `WrongState` for the tokens of a draft tree, whose blocks of tokens are not those of the sequence.
+        """
+        if self.paths:
+            raise WrongState("tokens of a draft tree cannot complete rows of several tokens")
+        return [range(c // every, (c + n) // every) for c, n in zip(self.contexts, self.lengths, strict=True)]
+
     def spans(self) -> Iterator[Span]:
         """The span of each request, in order."""
         start = 0
@@ -157,7 +166,8 @@ class StaticBatch(RaggedBatch):
 class Rows:
     """Cached rows of several requests, padded to the longest.
 
-    Rows are in order of position and padding comes last. For a state with a window, rows and padding may be in any
+    Rows are in order of position and padding comes last; the position of a row for several tokens is that of the last
+    of them. For a state with a window, rows and padding may be in any
     order, as in a ring buffer, and may include rows that the window hides from every query of the step.
 
     `fields[name]` is [requests, longest, ...]; `positions` [requests, longest], int64, are absolute;
@@ -212,6 +222,8 @@ class PagedView(Protocol):
 
     def append(self, fields: Fields) -> Fields:
         """Store this step's rows, [tokens, ...] each, in batch order; call once, before reading.
+
+        For a state with a row per several tokens, the rows are those of `RaggedBatch.new_rows`, possibly none.
 
         Returns the same rows as `rows` will return them: a cache may store numbers in fewer bits than it was given.
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 
-from attn_core.states import Slot, Source, StateSpecs
+from attn_core.states import Paged, Slot, Source, StateSpecs
 
 ASKS_THE_HOST = "a layer reads the number of cached tokens of each request on the host"
 ASKS_FOR_LENGTHS = "a layer reads the number of new tokens of each request on the host"
@@ -77,6 +77,8 @@ def state_reason(layer: str, states: StateSpecs, max_query_len: int) -> str | No
         return f"{layer} attends to an encoder's states"
     if max_query_len > 1 and any(isinstance(spec, Slot) for spec in states.values()):
         return f"{layer} has states of fixed size, which each prompt updates over its own number of tokens"
+    if any(isinstance(spec, Paged) and spec.every > 1 for spec in states.values()):
+        return f"{layer} writes one row per several tokens, so that the number of new rows differs between steps"
     return None
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attn_core.errors import UnknownName
+from attn_core.errors import InvalidValue, UnknownName
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
 ALIASES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -54,13 +54,24 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class Paged(StateSpec):
-    """One row per token of the sequence, such as keys and values; with a `window`, only the last `window` rows."""
+    """One row per token of the sequence, such as keys and values; with a `window`, only the last `window` rows.
+
+    With `every` above 1, one row per `every` tokens instead, such as a block of compressed keys: row r is written in
+    the step that computes token number (r + 1) · `every` - 1, the last of its block, whose position is that of the row.
+    """
 
     window: int | None = None
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InvalidValue.of("every", self.every, "a whole number of tokens from 1")
+        if self.every > 1 and self.window is not None:
+            raise InvalidValue.of("window", self.window, "None for a row per several tokens")
 
     def bytes(self, tokens: int, source: int, dtype: str) -> int:
-        """Bytes of min(tokens, window) rows."""
-        kept = tokens if self.window is None else min(tokens, self.window)
+        """Bytes of min(tokens, window) rows, or of one for every `every` tokens."""
+        kept = tokens // self.every if self.window is None else min(tokens, self.window)
         return kept * self.row_bytes(dtype)
 
 

@@ -263,6 +263,6 @@ class CacheFamily(ABC):
         States of fixed size have one slot more than there are requests, for the padding of static steps.
         """
         states = [spec for layer in specs.values() for spec in layer.values()]
-        rows = sum(spec.row_bytes(size.dtype) for spec in states if isinstance(spec, Paged))
+        rows = sum(spec.row_bytes(size.dtype) * size.tokens // spec.every for spec in states if isinstance(spec, Paged))
         fixed = sum(spec.row_bytes(size.dtype) for spec in states if isinstance(spec, Slot))
-        return rows * size.tokens + fixed * (size.requests + 1)
+        return rows + fixed * (size.requests + 1)

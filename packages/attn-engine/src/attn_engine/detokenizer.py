@@ -145,7 +145,7 @@ class WindowDetokenizer(Detokenizer):
     def push(self, token: int) -> str:
         """See `Detokenizer.push`."""
         stream = self._stream
-        if stream is not None and token in stream.special_ids:
+        if stream is not None and _left_out(stream, token):
             return ""
         self._ids.append(token)
         if stream is not None and stream.joins_bytes(token):
@@ -215,13 +215,18 @@ def _context(stream: StreamTokenizer, prompt: Sequence[int]) -> list[int]:
     found: list[int] = []
     joined = True
     for token in reversed(prompt):
-        if token in stream.special_ids:
+        if _left_out(stream, token):
             continue
         joined = joined and stream.joins_bytes(token)
         if len(found) >= PREFIX_TOKENS and not joined:
             break
         found.append(token)
     return found[::-1]
+
+
+def _left_out(stream: StreamTokenizer, token: int) -> bool:
+    """Whether decoding leaves the id out: that of a special token, or of a row of the embedding without a token."""
+    return token in stream.special_ids or not stream.token_text(token)
 
 
 def _complete_part(text: str) -> str:

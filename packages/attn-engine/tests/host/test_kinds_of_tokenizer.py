@@ -36,6 +36,7 @@ TEXTS = (
     "a\r\n\tb \u0928\u092e \U0001f1eb\U0001f1f7.",
 )
 REPLACEMENT = "\ufffd"
+WITHOUT_TOKEN = 60
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +157,14 @@ FITS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def served(request, tokenizers_by_kind, tmp_path_factory) -> Iterator[tuple[ModelHost, Tokenizer, Outputs]]:
+    """A model of random weights, whose embedding has more rows than there are tokens, as those of Qwen 3 and Phi."""
     torch.manual_seed(0)
-    tokenizer = tokenizers_by_kind[request.param]
+    rows = tokenizers_by_kind[request.param].vocab_size + WITHOUT_TOKEN
     family = installed().models.get("decoder")
-    sizes = {"vocab_size": tokenizer.vocab_size, "max_seq_len": 256, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    sizes = {"vocab_size": rows, "max_seq_len": 256, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
     place = tmp_path_factory.mktemp("model")
-    save_model(place, family.build(family.configure(sizes)), tokenizer)
+    save_model(place, family.build(family.configure(sizes)), tokenizers_by_kind[request.param])
+    tokenizer = Tokenizer.from_folder(place, rows)
     outputs = Outputs()
     host = open_host(place, EngineConfig(kv_cache_memory_bytes=2**22), outputs.put)
     yield host, tokenizer, outputs
@@ -190,6 +193,15 @@ def test_what_arrives_is_the_decoding_of_all_tokens(served, params):
     for text, tokens in answers(served, **params):
         whole = tokenizer.decode([*prompt, *(token.id for token in tokens)])
         assert tokenizer.decode(prompt) + text == whole
+
+
+def test_rows_without_a_token_have_no_text(served):
+    size = served[1].vocab_size
+    drawn = {"allowed_token_ids": (1, size, size + WITHOUT_TOKEN - 1), "top_logprobs": 2}
+    ((text, tokens),) = answers(served, **drawn)
+    assert {token.id for token in tokens} > {size, size + WITHOUT_TOKEN - 1}
+    assert {token.text for token in tokens if token.id >= size} == {""}
+    assert text == served[1].decode([token.id for token in tokens])
 
 
 def test_texts_of_log_probabilities_joined_are_the_text(served):

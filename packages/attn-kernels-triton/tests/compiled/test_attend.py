@@ -110,7 +110,7 @@ def test_on_hopper_gradients_of_bands_do_not_spill(size, program, mask):
     require_ships(program, {"size": size, "mask": mask})
 
 
-@pytest.mark.skipif(tiles.NEWER, reason="Gluon of another Triton is another one")
+@pytest.mark.skipif(not tiles.GLUON, reason="Gluon of another Triton is another one")
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512, right=9)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize("choice", PAIRED)
 def test_on_hopper_a_warp_that_fetches_gives_its_registers_to_those_that_compute(monkeypatch, choice, mask):

@@ -39,11 +39,10 @@ def attn_adapters() -> list[Layout]:
 @hookimpl
 def attn_gguf_architectures() -> list[GgufArchitecture]:
     """The GGUF architectures that this package reads."""
-    from attn_models.weights.gguf_architectures import ARCHITECTURES
-    from attn_models.weights.gguf_families import GGUF_FAMILIES
     from attn_models.weights.gguf_joined import JOINED_FAMILIES
+    from attn_models.weights.gguf_table import GGUF_FAMILIES
 
-    return [*ARCHITECTURES.values(), *(family.architecture() for family in (*GGUF_FAMILIES, *JOINED_FAMILIES))]
+    return [family.architecture() for family in (*GGUF_FAMILIES, *JOINED_FAMILIES)]
 
 
 @hookimpl

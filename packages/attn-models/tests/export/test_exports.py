@@ -111,11 +111,14 @@ def test_the_card_says_how_a_model_was_made(tmp_path):
     assert load_model(tmp_path / "hf", verify="hashes").parameters == load_model(folder).parameters
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+RECURRENT = {name: LEARNED | {"mechanism": name, "num_layers": 1} for name in ("linear", "gla", "deltanet")}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", *RECURRENT])
 def test_onnx_runtime_computes_sequences_of_any_length(name, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    folder, model = made(tmp_path / "own", MODELS[name], character_tokenizer(TEXT))
+    folder, model = made(tmp_path / "own", (MODELS | RECURRENT)[name], character_tokenizer(TEXT))
     export_model(folder, tmp_path / "onnx", "onnx")
     session = runtime.InferenceSession(tmp_path / "onnx" / "model.onnx")
     for batch, length in ((1, 1), (2, 7), (3, 32)):

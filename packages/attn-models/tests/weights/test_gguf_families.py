@@ -11,13 +11,13 @@ import torch
 from attn_core.errors import AttnError, CheckpointInvalid
 from attn_models.loading import load_model
 from attn_models.sources import convert
-from attn_models.weights.gguf_families import GGUF_FAMILIES
-from attn_testing.families import FAMILIES
+from attn_models.weights.gguf_table import GGUF_FAMILIES
+from attn_testing.families import FAMILIES, LONG_ROPE
 from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 
-SIDE_BY_SIDE = {"granite", "smollm3"}
+SIDE_BY_SIDE = {"granite", "llama", "mixtral", "smollm3"}
 NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 SCALED = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.0}
 CASES = {
@@ -40,11 +40,50 @@ CASES = {
     "command-r": ("cohere", {"attention_bias": False}),
     "cohere2": ("cohere2", {}),
     "glm4": ("glm4", {}),
+    "phi3, long": (
+        "phi3",
+        {
+            "sliding_window": None,
+            "partial_rotary_factor": 1.0,
+            "rope_parameters": LONG_ROPE,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, experts": ("mixtral", {}),
+    "qwen2moe": ("qwen2_moe", {}),
+    "olmoe": ("olmoe", {}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
+    "phi2": ("phi", {"num_key_value_heads": 4}),
+    "starcoder": ("gpt_bigcode", {}),
+    "seed_oss": ("seed_oss", {}),
+    "ernie4_5": ("ernie4_5", {"use_bias": True}),
+    "exaone4": ("exaone4", {}),
+    "exaone4, no windows": (
+        "exaone4",
+        {"num_hidden_layers": 2, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "chatglm": ("glm", {}),
+    "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 256}),
     "gemma2": ("gemma2", {"head_dim": 12, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 3.0}),
 }
 
 
-QUICK = ("qwen2", "granite", "gptneox", "falcon, two norms", "qwen3moe", "gemma2", "gpt2")
+QUICK = (
+    "qwen2",
+    "granite",
+    "gptneox",
+    "falcon, two norms",
+    "qwen3moe",
+    "gemma2",
+    "gpt2",
+    "phi3, long",
+    "llama, experts",
+    "qwen2moe",
+    "starcoder",
+    "exaone4",
+)
 """Each way to keep tensors once; the others are compared in the session of oracles."""
 
 
@@ -80,10 +119,10 @@ def converted(tensors, config):
             stacks.setdefault(f"{expert[1]}.{expert[3]}", []).append(tensor)
             continue
         rest = tensor.shape[1:]
-        if re.search(r"[qk]_proj.weight", name) and config.model_type in SIDE_BY_SIDE:
+        if re.search(r"[qk]_proj.(weight|bias)", name) and config.model_type in SIDE_BY_SIDE:
             own = heads if "q_proj" in name else config.num_key_value_heads
             yield name, tensor.reshape(own, 2, -1, *rest).swapaxes(1, 2).reshape(tensor.shape)
-        elif config.model_type == "gemma2" and name.endswith("norm.weight"):
+        elif config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             yield name, tensor + 1
         elif re.search(r"(c_attn|c_proj|c_fc)\.weight", name) and config.model_type == "gpt2":
             yield name, tensor.T
@@ -117,6 +156,7 @@ def describe(writer, config, tiny):
     else:
         writer.add_layer_norm_eps(get(config, "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"))
     rope = getattr(config, "rope_parameters", None)
+    rope = rope and rope.get("full_attention", rope)
     if rope:
         writer.add_rope_freq_base(rope["rope_theta"])
     if rope and config.model_type != "gemma2":
@@ -136,9 +176,12 @@ def describe(writer, config, tiny):
 
 def describe_own(writer, config):
     match config.model_type:
-        case "phi3" | "cohere2":
-            writer.add_sliding_window(config.sliding_window)
-        case "gpt_neox":
+        case "phi3" | "cohere2" | "gemma3_text":
+            writer.add_sliding_window(config.sliding_window or 0)
+        case "exaone4":
+            writer.add_sliding_window(config.sliding_window or 0)
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+        case "gpt_neox" | "stablelm":
             writer.add_parallel_residual(config.use_parallel_residual)
         case "gemma2":
             writer.add_sliding_window(config.sliding_window)
@@ -151,10 +194,9 @@ def describe_own(writer, config):
             writer.add_embedding_scale(config.embedding_multiplier)
             writer.add_residual_scale(config.residual_multiplier)
             writer.add_logit_scale(config.logits_scaling)
-        case "qwen3_moe":
-            writer.add_expert_count(config.num_experts)
+        case "qwen3_moe" | "qwen2_moe" | "olmoe" | "mixtral":
+            writer.add_expert_count(get(config, "num_experts", "num_local_experts"))
             writer.add_expert_used_count(config.num_experts_per_tok)
-            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type in ("cohere", "cohere2"):
         writer.add_logit_scale(config.logit_scale)
 
@@ -172,6 +214,12 @@ def write(path, name, model, folder, tiny, more=(), **changed):
     for theirs, tensor in converted(tensors, model.config):
         known = (names.get_name(one, (".weight", ".bias")) for one in (theirs, theirs.removeprefix("transformer.")))
         writer.add_tensor(next(found for found in known if found), np.ascontiguousarray(tensor.numpy()))
+    if getattr(model.config, "rope_parameters", {}).get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(model.config.original_max_position_embeddings)
+        writer.add_rope_scaling_attn_factors((1 + np.log(64 / 32) / np.log(32)) ** 0.5)
+        for kind in ("long", "short"):
+            factors = np.array(model.config.rope_parameters[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     for extra in more:
         writer.add_tensor(extra, np.ones(8, np.float32))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
@@ -207,7 +255,7 @@ def test_a_key_that_would_change_what_is_computed_is_refused_by_name(tiny_llama,
             convert(path, tmp_path / key, "float32")
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
 def test_rotary_factors_are_unexpected_where_the_config_does_not_describe_them(family, tiny_llama, tmp_path):
     sizes = FAMILIES[family][""] | {"vocab_size": len(tiny_llama.tokens)} | NO_TOKENS
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **sizes)).float()
@@ -217,4 +265,4 @@ def test_rotary_factors_are_unexpected_where_the_config_does_not_describe_them(f
 
 
 def test_every_architecture_is_compared():
-    assert {case.split(",")[0] for case in CASES} == {family.name for family in GGUF_FAMILIES} | {"gemma2"}
+    assert {case.split(",")[0] for case in CASES} == {family.name for family in GGUF_FAMILIES}

@@ -17,6 +17,10 @@ _rows = in_panel("Rows")
 FORM = "FOLDER[:WEIGHT[:EPOCHS]],..., such as web:0.7,books:0.3:2"
 
 
+COLUMNS_HELP = "Columns that have other names, as NAME=COLUMN, such as prompt=question,completion=answer."
+BROKEN_HELP = "Leave out rows that cannot be read, and count them."
+
+
 class PrepareConfig(Checked, frozen=True, kw_only=True):
     """The options of `attn data prepare`, which turns files into tokenised training data."""
 
@@ -29,15 +33,10 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
     ] = ""
     kind: Annotated[
         Literal["text", "chat", "preference", "pairs"],
-        _rows("Kind of the rows; --columns names the columns that are read."),
+        _rows("Kind of the rows, whose published shapes are recognised by their columns."),
     ] = "text"
-    columns: Annotated[
-        tuple[str, ...],
-        _rows(
-            "Columns in this order, if they have other names: text; messages (chat); prompt, chosen, rejected "
-            "(preference); source, target (pairs)."
-        ),
-    ] = ()
+    columns: Annotated[tuple[str, ...], _rows(COLUMNS_HELP)] = ()
+    skip_broken: Annotated[bool, _rows(BROKEN_HELP)] = False
     documents: Annotated[
         Literal["file", "line"], _rows("Unit of a document in text: the whole file, or each line.")
     ] = "file"
@@ -49,6 +48,10 @@ class PrepareConfig(Checked, frozen=True, kw_only=True):
     ] = 0.0
     seed: Annotated[int, _rows("Seed by which rows are chosen for validation.", ge=0, le=2**64 - 1)] = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_named_columns(self.columns)
+
 
 class ShowConfig(Checked, frozen=True, kw_only=True):
     """The options of `attn data show` for files of rows or text."""
@@ -56,11 +59,8 @@ class ShowConfig(Checked, frozen=True, kw_only=True):
     tokenizer: Annotated[
         str, _rows("A model on this machine, or a folder with a tokenizer.json; without, messages are shown.")
     ] = ""
-    columns: Annotated[
-        tuple[str, ...],
-        _rows("Columns that have other names, as NAME=COLUMN, such as prompt=question,completion=answer."),
-    ] = ()
-    skip_broken: Annotated[bool, _rows("Leave out rows that cannot be read, and count them.")] = False
+    columns: Annotated[tuple[str, ...], _rows(COLUMNS_HELP)] = ()
+    skip_broken: Annotated[bool, _rows(BROKEN_HELP)] = False
     rows: Annotated[int, _rows("Number of rows to read.", ge=1, le=MAX_INT32)] = 1000
     max_seq_len: Annotated[int, _rows("Count the sequences that are longer; 0 counts none.", ge=0, le=MAX_INT32)] = 0
 

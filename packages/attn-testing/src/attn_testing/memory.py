@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from attn_core import Field, Paged, RaggedBatch, Slot, Source, StateSpec, StateS
 from attn_core.batch import Fields, ModelState, Rows
 from attn_core.stores import ModelSpecs, Usage
 from torch import Tensor
+
+from attn_testing.law import require
 
 Address = tuple[str, str]
 """The names of a layer and of one of its states."""
@@ -87,7 +90,7 @@ class DictionaryStore:
     def tree_unsupported_reason(self) -> str | None:
         """See `attn_core.TreeStore.tree_unsupported_reason`."""
         fixed = [".".join((layer, s)) for layer, states in self.specs.items() for s in states if _fixed(states[s])]
-        return f"{fixed[0]} has a fixed size and exists once a request" if fixed else None
+        return f"{fixed[0]} exists once a request, or in rows of several of its tokens" if fixed else None
 
     def accept_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
         """See `attn_core.TreeStore.accept_path`."""
@@ -163,7 +166,7 @@ def rounding(states: Iterable[StateSpecs]) -> float:
 
 
 def _fixed(spec: StateSpec) -> bool:
-    return isinstance(spec, Slot)
+    return isinstance(spec, Slot) or (isinstance(spec, Paged) and spec.every > 1)
 
 
 def weigh(fields: Mapping[str, Tensor]) -> int:
@@ -187,16 +190,26 @@ class View:
 
 
 class PagedRows(View):
-    """The view of a paged state, with one row per token."""
+    """The view of a paged state, with one row per token, or per several."""
 
     def append(self, fields: Fields) -> Fields:
         """Store this step's rows, [tokens, ...] each; returns them as stored."""
         cast = {name: self.store.cast(self.spec, name, rows) for name, rows in fields.items()}
-        for span in self.batch.spans():
-            rows = self.held[span.request].pages.setdefault(self.address, {})
-            for row, place in zip(range(span.start, span.stop), self.batch.places(span.request), strict=True):
-                rows[place] = {name: tensor[row].clone() for name, tensor in cast.items()}
+        written = [(request, place) for request, places in enumerate(self._places()) for place in places]
+        for name, given in cast.items():
+            where = f"{'.'.join(self.address)}.{name}"
+            require(len(given) == len(written), f"{where}: {len(given)} rows were appended, not {len(written)}")
+        for row, (request, place) in enumerate(written):
+            rows = self.held[request].pages.setdefault(self.address, {})
+            rows[place] = {name: tensor[row].clone() for name, tensor in cast.items()}
         return cast
+
+    def _places(self) -> Iterable[Sequence[int]]:
+        """Where the rows of each request are written: at positions, those of the last tokens of rows of several."""
+        every = self.spec.every if isinstance(self.spec, Paged) else 1
+        if every == 1:
+            return map(self.batch.places, range(self.batch.requests))
+        return [[(row + 1) * every - 1 for row in rows] for rows in self.batch.new_rows(every)]
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows stored for these requests, including those of this step."""
@@ -204,7 +217,11 @@ class PagedRows(View):
         window = self.store.window(*self.address)
         order = [sorted(rows) if window is None else sorted(rows, key=lambda p: (p % window, p)) for rows in kept]
         listed = [[rows[p] for p in places] for rows, places in zip(kept, order, strict=True)]
-        return padded(listed, order, ring=window is not None, device=self.store.device)
+        found = padded(listed, order, ring=window is not None, device=self.store.device)
+        if found.fields or not isinstance(self.spec, Paged) or self.spec.every == 1:
+            return found
+        zeros = {name: self.store.zero(row) for name, row in self.spec.fields.items()}
+        return dataclasses.replace(found, fields={n: x.expand(len(kept), 0, *x.shape) for n, x in zeros.items()})
 
     def _seen(self, request: int) -> dict[int, dict[str, Tensor]]:
         """Position -> row; for a token of a tree, the rows before the tree, those of its ancestors, and its own."""

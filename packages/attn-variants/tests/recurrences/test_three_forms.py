@@ -156,3 +156,20 @@ def test_doubling_finds_the_prefixes_that_one_by_one_finds(chunks, product, size
     transition = torch.randn(1, chunks, HEADS, KEY, size, dtype=torch.float64)
     own = torch.randn(BATCH, chunks, HEADS, KEY, VALUE, dtype=torch.float64)
     close(by_doubling(transition, own, product), one_by_one(transition, own, product))
+
+
+@pytest.mark.parametrize("kind", [("none", False), ("channel", False), ("head", True)])
+def test_an_exported_graph_computes_sequences_of_other_lengths(kind):
+    class Recurrence(torch.nn.Module):
+        def forward(self, *parts):
+            given = iter(parts)
+            return chunked(Steps(*(None if part is None else next(given) for part in draw(1, kind))), None, 4)
+
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    sample = tuple(part for part in draw(5, kind) if part is not None)
+    program = torch.export.export(Recurrence(), sample, dynamic_shapes={"parts": tuple({1: tokens} for _ in sample)})
+    for length in (2, 23):
+        steps = draw(length, kind, seed=length)
+        out, after = program.module()(*(part for part in steps if part is not None))
+        close(out, recurrent(steps)[0])
+        close(after, recurrent(steps)[1])

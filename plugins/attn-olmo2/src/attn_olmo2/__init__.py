@@ -20,7 +20,10 @@ def attn_adapters() -> list[Any]:
 
 @hookimpl
 def attn_gguf_architectures() -> list[Any]:
-    """The GGUF architecture olmo2, with tensor names from the gguf library."""
-    from attn_models.weights.gguf_families import TURNED, GgufFamily
+    """The GGUF architecture olmo2, with tensor names from the gguf library: OLMo 2 and, with windows, OLMo 3."""
+    from attn_models.weights.gguf_families import WINDOW, GgufFamily
 
-    return [GgufFamily("olmo2", "olmo2", read=TURNED).architecture()]
+    from attn_olmo2.olmo2 import olmo3_keys
+
+    read = WINDOW | {"attention.sliding_window_pattern", "rope.freq_base_swa"}
+    return [GgufFamily("olmo2", "olmo2", olmo3_keys, read=read).architecture()]

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter
+from attn_core.errors import Incompatible
+from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, QK_NORM, SLIDING, FamilyAdapter
+from attn_models.weights.gguf_reader import GgufHeader
+from attn_models.weights.gguf_rope import rope_parameters
 
 AFTER = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforward_layernorm"}
 
@@ -31,3 +34,20 @@ class Olmo2Adapter(FamilyAdapter):
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The options of the norm of queries and keys, the same in all layers."""
         return {"norm_eps": values["rms_norm_eps"], "norm_over": "all_heads"}
+
+
+def olmo3_keys(header: GgufHeader) -> dict[str, Any]:
+    """The keys of OLMo 3, which is OLMo 2 with windows in three of four layers; none of a file without windows."""
+    if header.metadata.get("olmo2.attention.sliding_window", 0) == 0:
+        return {}
+    listed = header.metadata.get("olmo2.attention.sliding_window_pattern")
+    base, local = (header.metadata.get(f"olmo2.rope.freq_base{end}") for end in ("", "_swa"))
+    if not isinstance(listed, tuple) or local not in (None, base):
+        wanted = "a list of the layers with windows, and one rotary base"
+        raise Incompatible(
+            f"{header.path}: windows with pattern {listed!r} and bases {base}, {local}; needed: {wanted}"
+        )
+    kinds = [SLIDING if windowed else FULL for windowed in listed]
+    window = header.count("olmo2.attention.sliding_window")
+    ropes = {FULL: rope_parameters(header, "olmo2"), SLIDING: {"rope_type": "default", "rope_theta": base}}
+    return {"model_type": "olmo3", "layer_types": kinds, "sliding_window": window, "rope_parameters": ropes}

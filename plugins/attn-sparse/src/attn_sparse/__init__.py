@@ -14,6 +14,7 @@ from attn_core import ModelFamily, hookimpl
 @hookimpl
 def attn_adapters() -> list[Any]:
     """The adapters of the families."""
+    from attn_sparse.deepseek_v4.adapter import DeepseekV4Adapter
     from attn_sparse.deepseek_v32 import DeepseekV32Adapter, GlmMoeDsaAdapter
     from attn_sparse.flint import FlintAdapter
     from attn_sparse.gemma4.adapter import Gemma4Adapter, Gemma4VisionAdapter
@@ -22,6 +23,7 @@ def attn_adapters() -> list[Any]:
 
     return [
         DeepseekV32Adapter(),
+        DeepseekV4Adapter(),
         FlintAdapter(),
         Gemma4Adapter(),
         Gemma4VisionAdapter(),
@@ -36,6 +38,7 @@ def attn_adapters() -> list[Any]:
 @hookimpl
 def attn_models() -> list[ModelFamily]:
     """The families that can be trained."""
+    from attn_sparse.deepseek_v4 import DeepseekV4Family
     from attn_sparse.gemma4 import Gemma4Family
 
-    return [Gemma4Family()]
+    return [DeepseekV4Family(), Gemma4Family()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from attn_core.errors import PermissionDenied
 
@@ -88,6 +88,14 @@ class Charge:
             self._count(self.prompt_tokens + self.new_tokens - self._reserved)
 
 
+class Rate(NamedTuple):
+    """What is left of a limit a minute: how much may be used now, and the seconds until all of it may be."""
+
+    limit: float
+    remaining: int
+    reset_seconds: float
+
+
 @dataclass(kw_only=True)
 class Call:
     """One call: its request id, and its deadline on the clock of `time.monotonic()` in seconds, or None.
@@ -106,6 +114,10 @@ class Call:
     """The request, as a message until it is decoded; None before it is read."""
     observe: Callable[[Any], None] | None = None
     """Called with each response of a stream."""
+    counted: bool = False
+    """Whether it belongs to a request of the tenant that was counted by an earlier call."""
+    rates: Callable[[], Mapping[str, Rate]] = dict
+    """What is left now of the tenant's limits of "requests" and "tokens", of those that it has."""
 
     @property
     def tenant(self) -> str:

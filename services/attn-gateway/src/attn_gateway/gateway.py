@@ -77,6 +77,10 @@ class Gateway:
         """Raise `Unauthenticated` if callers need a token and this metadata has no valid one."""
         self._token.caller(metadata)
 
+    def answered(self, path: str, status: int) -> None:
+        """Count an HTTP request, by the path of its route and its status."""
+        self._metrics.count("attn_http_requests", (path, str(status)))
+
     async def metrics(self, metadata: Metadata) -> bytes:
         """The metrics of all tenants in Prometheus's text format.
 

@@ -66,6 +66,10 @@ class ServingState(Protocol):
         """Raise `Unauthenticated` if callers need a token and this metadata has no valid one."""
         ...
 
+    def answered(self, path: str, status: int) -> None:
+        """Count an HTTP request in the metrics."""
+        ...
+
     async def metrics(self, metadata: Metadata) -> bytes:
         """The metrics in Prometheus's text format; raises `Unauthenticated` if a required token is missing."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,12 +15,15 @@ from attn_core.errors import InvalidValue, Unavailable, UnknownName, UserError
 from attn_gateway import ServingState
 from attn_gateway.call import request_id_in
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ASGIMessage
 
 from attn_openai import completions, ollama, transcoding
 from attn_openai.answers import AnswerStore
@@ -106,6 +109,9 @@ BEARER = re.compile(r"^bearer +", re.IGNORECASE)
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+CLIENT_GONE = 499
+"""The status of a request whose client did not wait, as nginx has it."""
+
 CALL_PATH = "/{service}/{method}"
 """The path of a gRPC call."""
 
@@ -122,6 +128,30 @@ def timeout_of(request: Request) -> float | None:
     return int(given) / 1000
 
 
+class Counted:
+    """An ASGI application whose answers are counted by route and status, and have the headers of their caller."""
+
+    def __init__(self, app: ASGIApp, gateway: ServingState, paths: Mapping[Any, str]) -> None:
+        self._app, self._gateway, self._paths = app, gateway, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        status = CLIENT_GONE
+
+        async def note(message: ASGIMessage) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if caller := scope.get("caller"):
+                    MutableHeaders(scope=message).update(caller.headers())
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            self._gateway.answered(self._paths.get(scope.get("endpoint"), ""), status)
+
+
 class HttpApplication:
     """The Starlette application in front of one gateway."""
 
@@ -131,7 +161,10 @@ class HttpApplication:
         origins = gateway.settings.cors_origins
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         around, errors = [cors] if origins else [], {HTTPException: _unknown_path}
-        self.app = Starlette(routes=self._routes(), middleware=around, exception_handlers=errors)
+        routes = self._routes()
+        paths = {route.endpoint: route.path for route in routes}
+        counted = Middleware(Counted, gateway=gateway, paths=paths)
+        self.app = Starlette(routes=routes, middleware=[counted, *around], exception_handlers=errors)
 
     def _routes(self) -> list[Route]:
         answers = {f"POST {path}": self._guarded(self._post(endpoint)) for path, endpoint in POSTS.items()} | {
@@ -194,17 +227,15 @@ class HttpApplication:
             request_id = request_id_in(request.headers.items())
             # These must be bound here: a stream is sent by other tasks, which inherit the present context variables.
             structlog.contextvars.bind_contextvars(request_id=request_id, path=request.url.path)
+            caller = request.scope["caller"] = self._caller(request, request_id)
             try:
                 self._check_host(request)
-                caller = self._caller(request, request_id)
                 self._gateway.require_token(caller.metadata)  # before the body, which nobody else may make us read
                 response = await handle(request, caller)
             except CallerGoneError:
-                return Response(status_code=499)
+                return Response(status_code=CLIENT_GONE)
             except Exception as error:  # noqa: BLE001 - the last place that can answer it
                 response = error_response(shown_error(error, request_id), fault_of(request))
-            if isinstance(response, Response):
-                response.headers["x-request-id"] = request_id
             return response
 
         return endpoint

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,6 +48,8 @@ class HttpCaller:
     kv_tokens: dict[tuple[str, str], int] = field(default_factory=dict)
     templates: dict[tuple[str, str], ChatTemplate] = field(default_factory=dict)
     answers: AnswerStore = field(default_factory=AnswerStore)
+    made: deque[Call] = field(default_factory=lambda: deque(maxlen=1))
+    """The latest call."""
     answer_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The id of the answer, unlike that of the request, which callers may choose."""
 
@@ -71,7 +75,20 @@ class HttpCaller:
         return self.calls.stream(row, request, self._call())
 
     def _call(self) -> Call:
-        return Call(request_id=self.request_id, deadline=self.deadline, metadata=self.metadata)
+        counted = bool(self.made)
+        call = Call(request_id=self.request_id, deadline=self.deadline, metadata=self.metadata, counted=counted)
+        self.made.append(call)
+        return call
+
+    def headers(self) -> dict[str, str]:
+        """The id of the request and what is left of the tenant's limits, for the head of the answer."""
+        rates = self.made[-1].rates() if self.made else {}
+        found = {"x-request-id": self.request_id}
+        for name, rate in rates.items():
+            found[f"x-ratelimit-limit-{name}"] = f"{rate.limit:g}"
+            found[f"x-ratelimit-remaining-{name}"] = str(rate.remaining)
+            found[f"x-ratelimit-reset-{name}"] = f"{math.ceil(rate.reset_seconds * 1000)}ms"
+        return found
 
     async def model(self, name: str) -> ModelInfo:
         """One model; raises `UnknownName`."""

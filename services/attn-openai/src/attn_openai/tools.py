@@ -10,7 +10,7 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
-from attn_core.errors import InvalidValue, UnknownName, UserError
+from attn_core.errors import InvalidValue, UserError
 from attn_schema import StructuredOutput
 from attn_schema.sampling import MAX_GRAMMAR_CHARACTERS
 
@@ -140,7 +140,7 @@ def _choice(given: Any, functions: dict[str, Function]) -> tuple[Choice, tuple[F
         choice = Choice.REQUIRED if given.get("allowed_tools", given).get("mode") == "required" else Choice.AUTO
     for name in names:
         if name not in functions:
-            raise UnknownName.of("function of tools", name, functions)
+            raise InvalidValue.of("tool_choice", name, f"one of tools: {', '.join(functions)}")
     return choice, tuple(functions[name] for name in names)
 
 
@@ -185,7 +185,7 @@ class OutputGrammar:
         lark = "\n".join([start, *self._rules.lines])
         if len(lark) > MAX_GRAMMAR_CHARACTERS:
             allowed = f"schemas of at most {MAX_GRAMMAR_CHARACTERS} characters together"
-            raise InvalidValue.of("tools", f"{len(lark)} characters of schemas", allowed)
+            raise InvalidValue.of(self._field, f"{len(lark)} characters of schemas", allowed)
         return StructuredOutput(lark=lark)
 
     def explained(self, error: UserError) -> UserError:
@@ -194,7 +194,7 @@ class OutputGrammar:
         if error.metadata.get("field") != "structured_output":
             return error
         if found is None:
-            return renamed(error, "response_format" if self._tools.choice is Choice.NONE else "tools")
+            return renamed(error, self._field)
         line, field = int(found[1]), "response_format.json_schema.schema"
         # The rules of a function's arguments follow those of the one before; the schema of the answer is in line 1.
         for function in self._tools.callable if line > 1 else ():
@@ -202,6 +202,10 @@ class OutputGrammar:
                 field = f"tools[{self._tools.functions.index(function)}].function.parameters"
                 break
         return InvalidValue(f"{field}: the schema cannot be followed strictly: {found[2]}", field=field)
+
+    @property
+    def _field(self) -> str:
+        return "response_format" if self._tools.choice is Choice.NONE else "tools"
 
     def _thought(self) -> str:
         form = self._template.thoughts

@@ -11,6 +11,7 @@ from attn_schema.training import TrainingConfig
 
 from attn_train.data.load import IMAGES, LABELS, MASKED, PAIRS, TAGS, TEXT, data_kind_of, tokenizer_folder
 from attn_train.data.synthetic import TASKS
+from attn_train.data.token_shards.inputs import has_rows
 from attn_train.data_checks import (
     check_conversations,
     check_images,
@@ -54,14 +55,18 @@ def check_config(config: TrainingConfig, *, home: Path) -> None:
         raise InvalidValue.of(
             "config.data.languages", data.languages, "none: languages apply only to encoder-decoder models"
         )
+    for name in ("columns", "skip_broken"):
+        if getattr(data, name) and not (data.path and has_rows(Path(data.path))):
+            allowed = "none without files of rows: JSON, tables, Parquet or Arrow"
+            raise InvalidValue.of(f"config.data.{name}", getattr(data, name), allowed)
     if data.prepared:
         check_prepared(config)
     elif not data.dataset:
         raise InvalidValue.of("config.data.dataset", "", "the name of a dataset, or a path on the server")
     else:
         CHECKS[data_kind_of(model)](data, home=home)
-    if data.format != "text":
-        check_conversations(data, home)
+    if data.format != "text" and not data.prepared:
+        check_conversations(config, home)
     if config.objective.teacher is not None:
         _check_teacher(config, home)
     check_model(config, home)

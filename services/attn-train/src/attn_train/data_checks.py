@@ -9,19 +9,25 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig, TrainingConfig
 
-from attn_train.data.conversations import checked_chats, checked_preferences, require_template
+from attn_train.checking import require_wanted
+from attn_train.data.conversations import checked_chats, checked_preferences, rows_in
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.labels import INCLUDED as LABELLED
 from attn_train.data.labels import label_files
-from attn_train.data.load import TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
+from attn_train.data.load import PAIRS, TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
-from attn_train.data.shapes import Reading, TokenRow
+from attn_train.data.rendering import require_template
+from attn_train.data.shapes import Chat, Reading
 from attn_train.data.synthetic import TASKS
-from attn_train.data.token_shards.inputs import input_files
+from attn_train.data.token_shards.inputs import has_rows, input_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
+from attn_train.rewards import Rewards
+from attn_train.tasks.grpo import PROMPT, encoded_prompt, prompt_rows
 from attn_train.tasks.language_modeling import CHARACTER
+from attn_train.tasks.on_policy import require_room
 from attn_train.tasks.packed import open_prepared
+from attn_train.tasks.prepared_records import open_records
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
 
 MAX_BYTES = 4 << 30
@@ -51,11 +57,15 @@ def check_text(data: DataConfig, *, home: Path) -> None:
 
 def check_prepared(config: TrainingConfig) -> None:
     """Raise an error for the first problem with folders of prepared data, or for too few epochs for the steps."""
-    if data_kind_of(config.model) != TEXT:
-        raise InvalidValue.of(PREPARED, config.data.prepared, "none: only decoders can train on prepared data")
+    if data_kind_of(config.model) not in (TEXT, PAIRS):
+        allowed = "none: only decoders and encoder-decoders can train on prepared data"
+        raise InvalidValue.of(PREPARED, config.data.prepared, allowed)
     for source in config.data.sources:
         if not Path(source.path).is_absolute():
             raise InvalidValue.of(PREPARED, source.path, "an absolute path on the server")
+    if config.data.format == "preference" or config.model.is_encoder_decoder:
+        open_records(config)
+        return
     task = open_prepared(config.data.sources).task(config)
     rows = config.optimizer.steps * config.optimizer.batch_size * config.optimizer.gradient_accumulation_steps
     if rows > task.max_rows:
@@ -67,18 +77,30 @@ def check_prepared(config: TrainingConfig) -> None:
         )
 
 
-def check_conversations(data: DataConfig, home: Path) -> None:
-    """Raise `InvalidValue` for the first row that is not a conversation, unless such rows are skipped, and `UserError`
-    for messages without a chat template."""
+def check_conversations(config: TrainingConfig, home: Path) -> None:
+    """Raise `InvalidValue` for the first row that is not a conversation, or a prompt with what its rewards need, unless
+    such rows are skipped, and `UserError` for messages without a chat template."""
+    data = config.data
     if data.path is None:
         raise InvalidValue.of(
             FIELD, data.dataset, f"the path of a file or folder, which the format {data.format} needs"
         )
     tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
+    if data.format == "prompt" or config.on_policy.lmbda is not None:
+        require_room(config)
+    if data.format == "prompt":
+        needs = Rewards(config.on_policy).needs
+        for place, row in prompt_rows(input_files([data.path]), data, needs, Reading(skip_broken=data.skip_broken)):
+            require_wanted()
+            if not isinstance(row[PROMPT], str):
+                encoded_prompt(row, tokenizer, place)
+                break
+        return
     checked = checked_chats if data.format == "chat" else checked_preferences
-    kinds = {type(row) for _, row in checked(input_files([data.path]), Reading.of(data))}
-    if kinds - {TokenRow}:
-        require_template(tokenizer)
+    reading = Reading.of(data)
+    for _, found in checked(rows_in(input_files([data.path]), reading), reading):
+        if isinstance(found, Chat | tuple):
+            require_template(tokenizer)
 
 
 def check_masked(data: DataConfig, *, home: Path) -> None:
@@ -100,7 +122,7 @@ def check_path(path: Path) -> None:
     field = "config.data.dataset"
     if not path.is_absolute():
         raise InvalidValue.of(field, str(path), "an absolute path on the server")
-    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):
         raise InvalidValue.of(field, str(path), "a text file, or a folder of text files, that the server can read")
     size = sum(file.stat().st_size for file in files)
@@ -115,8 +137,9 @@ def check_pairs(data: DataConfig, *, home: Path) -> None:
             raise UnknownName.of("set of pairs", data.name, known_pair_sets())
     else:
         check_path(Path(data.path or ""))
-        for file in pair_paths(Path(data.path or ""), data.languages):
-            check_path(file)
+        if not has_rows(Path(data.path or ""), headed=bool(data.columns)):
+            for file in pair_paths(Path(data.path or ""), data.languages):
+                check_path(file)
     check_tokenizer(data, home)
 
 
@@ -150,6 +173,7 @@ def check_labels(data: DataConfig, *, home: Path) -> None:
         raise UnknownName.of("set of labelled texts", data.name, list(LABELLED))
     if data.path is not None:
         check_path(Path(data.path))
+    if data.path is not None and not has_rows(Path(data.path), headed=bool(data.columns)):
         for file in [file for files in label_files(Path(data.path)) for file in files]:
             check_path(file)
     check_tokenizer(data, home)

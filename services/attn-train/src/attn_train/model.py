@@ -173,7 +173,7 @@ def _check_base(config: TrainingConfig, home: Path) -> None:
 
 
 def _check_documents(built: nn.Module, config: TrainingConfig) -> None:
-    if config.data.prepared and config.data.document_mask:
+    if config.data.packs_documents and not config.model.is_encoder_decoder:
         require_document_mask(built)
 
 

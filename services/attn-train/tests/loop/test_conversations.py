@@ -35,11 +35,15 @@ def tokenizer() -> Tokenizer:
 
 
 def read_chats(path, tokenizer):
-    return list(conversations.read_chats(input_files([str(path)]), tokenizer, Reading()))
+    return list(
+        conversations.read_chats(conversations.rows_in(input_files([str(path)]), Reading()), tokenizer, Reading())
+    )
 
 
 def read_preferences(path, tokenizer):
-    return list(conversations.read_preferences(input_files([str(path)]), tokenizer, Reading()))
+    return list(
+        conversations.read_preferences(conversations.rows_in(input_files([str(path)]), Reading()), tokenizer, Reading())
+    )
 
 
 def written(path: Path, *lines: object) -> Path:
@@ -66,8 +70,8 @@ def weighted(weight: object, turn: str) -> list[dict[str, object]]:
     return [message | {"weight": weight} for message in said(turn)]
 
 
-UNKNOWN = ["name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "thinking", "train", "Weight"]
-"""Keys that formats of the field have, and that would change what is learned if they were known."""
+UNKNOWN = ["tool_calls", "loss", "prefix", "Weight"]
+"""Keys that formats of the field have, and that would change what is learned if they were known, or have no texts."""
 
 
 def test_answers_of_weight_0_are_said_but_not_learned(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -86,14 +90,14 @@ GOOD = {"messages": said("user:hi", "assistant:yes")}
     [
         ("{", "line 2.*JSON"),
         ("[]", "line 2.*an object with columns"),
-        ({"text": "a"}, "line 2.*columns: 'text'.*messages.*conversations"),
+        ({"text": "a"}, "line 2.*columns: 'text'.*messages.*prompt"),
         ({"messages": 3}, "line 2.*a list of messages"),
-        ({"messages": []}, "at least one message"),
+        ({"messages": []}, "line 2.*messages .empty"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": ["hi"]}, "line 2"),
         ({"messages": said("user:hi")}, "line 2.*a message with the role assistant"),
         ({"messages": [*said("user:hi"), *weighted(0, "assistant:a")]}, "line 2.*weight is not 0"),
-        ({"messages": [*weighted(0, "user:hi"), *said("assistant:a")]}, r"line 2.*messages\[0\].weight"),
+        ({"messages": [*weighted(1, "user:hi"), *said("assistant:a")]}, r"line 2.*messages\[0\].weight"),
         *(
             ({"messages": [*said("user:hi"), *weighted(weight, "assistant:a")]}, r"line 2.*messages\[1\].weight")
             for weight in (0.5, 2, -1, True, "0", [0])

@@ -7,12 +7,13 @@ import gzip
 import json
 
 import pytest
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
-from attn_models.tokenizers import character_tokenizer
+from attn_models.tokenizers import Tokenizer, character_tokenizer
+from attn_models.tokenizers.settings import TokenizerSettings
 from attn_schema.prepared import ShowConfig
 from attn_schema.training import DataConfig
-from attn_train.data.conversations import checked_chats, checked_preferences, read_chats, read_splits
+from attn_train.data.conversations import checked_chats, checked_preferences, read_chats, read_splits, rows_in
 from attn_train.data.preview import preview, shown
 from attn_train.data.shapes import Reading
 from attn_train.data.token_shards.inputs import input_files
@@ -33,6 +34,11 @@ CHATS = {
     "messages in two columns": {"prompt": [HI], "completion": [YES]},
     "ShareGPT": {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]},
     "Alpaca": {"instruction": "hi", "input": "", "output": "yes"},
+    "Dolly": {"instruction": "hi", "context": "", "response": "yes"},
+    "GSM8K": {"question": "hi", "answer": "yes"},
+    "Nemotron": {"input": [HI], "output": "yes"},
+    "UltraChat": {"data": ["hi", "yes"], "id": "0"},
+    "weights of every turn": {"messages": [HI | {"weight": 0.0}, YES | {"weight": 1.0}]},
     "nulls": {"messages": [HI | {"tool_calls": None, "name": None}, YES], "tools": None},
 }
 
@@ -41,16 +47,16 @@ CHATS = {
 def test_conversations_of_every_published_shape_are_the_same(tmp_path, shape):
     (tmp_path / "a.jsonl").write_text(json.dumps(CHATS[shape]) + "\n")
     reading = Reading()
-    ((_, messages),) = checked_chats(input_files([str(tmp_path)]), reading)
-    assert messages == [HI, YES]
+    ((_, chat),) = checked_chats(rows_in(input_files([str(tmp_path)]), reading), reading)
+    assert (chat.messages, chat.values) == ([HI, YES], {})
     assert reading.aside == {"id", "text"} & set(CHATS[shape])
 
 
 def test_the_input_of_an_instruction_follows_it_and_a_system_message_comes_first(tmp_path):
     row = {"instruction": "add", "input": "1 2", "output": "3", "system": "be"}
     (tmp_path / "a.json").write_text(json.dumps([row]))
-    ((_, messages),) = checked_chats(input_files([str(tmp_path / "a.json")]), Reading())
-    assert messages == [SYSTEM, {"role": "user", "content": "add\n\n1 2"}, {"role": "assistant", "content": "3"}]
+    ((_, chat),) = checked_chats(rows_in(input_files([str(tmp_path / "a.json")]), Reading()), Reading())
+    assert chat.messages == [SYSTEM, {"role": "user", "content": "add\n\n1 2"}, {"role": "assistant", "content": "3"}]
 
 
 ULTRA = {
@@ -67,6 +73,9 @@ PREFERENCES = {
     "texts": {"prompt": "hi", "chosen": "yes", "rejected": "no"},
     "UltraFeedback": ULTRA,
     "the prompt within": {"chosen": [HI, YES], "rejected": [HI, NO]},
+    "HH": {name: f"\n\nHuman: hi\n\nAssistant: {answer}" for name, answer in (("chosen", "yes"), ("rejected", "no"))},
+    "OpenAI": {"input": {"messages": [HI]}, "preferred_output": [YES], "non_preferred_output": [NO]},
+    "LLaMA-Factory": {"conversations": [{"from": "human", "value": "hi"}], "chosen": YES, "rejected": NO},
 }
 
 
@@ -74,17 +83,19 @@ PREFERENCES = {
 def test_preferences_of_every_published_shape_are_the_same(tmp_path, shape):
     (tmp_path / "a.jsonl").write_text(json.dumps(PREFERENCES[shape]) + "\n")
     reading = Reading()
-    ((_, both),) = checked_preferences(input_files([str(tmp_path)]), reading)
-    assert both == [[HI, YES], [HI, NO]]
-    assert reading.aside == (set(ULTRA) - {"prompt", "chosen", "rejected"} if shape == "UltraFeedback" else set())
+    ((_, both),) = checked_preferences(rows_in(input_files([str(tmp_path)]), reading), reading)
+    assert [chat.messages for chat in both] == [[HI, YES], [HI, NO]]
+    assert reading.aside == (
+        set(ULTRA) - {"prompt", "chosen", "rejected", "messages"} if shape == "UltraFeedback" else set()
+    )
 
 
 def test_of_several_turns_only_what_differs_is_compared(tmp_path):
     turns = [HI, YES, {"role": "user", "content": "why"}]
     row = {"chosen": [*turns, YES], "rejected": [*turns, NO]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    ((_, both),) = checked_preferences(input_files([str(tmp_path)]), Reading())
-    assert [[message.get("weight", 1) for message in one] for one in both] == [[1, 0, 1, 1]] * 2
+    ((_, both),) = checked_preferences(rows_in(input_files([str(tmp_path)]), Reading()), Reading())
+    assert [[message.get("weight", 1) for message in one.messages] for one in both] == [[1, 0, 1, 1]] * 2
 
 
 def test_rows_that_prefer_nothing_are_counted(tmp_path):
@@ -96,23 +107,27 @@ def test_rows_that_prefer_nothing_are_counted(tmp_path):
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reading = Reading()
-    assert len(list(checked_preferences(input_files([str(tmp_path)]), reading))) == 2
+    assert len(list(checked_preferences(rows_in(input_files([str(tmp_path)]), reading), reading))) == 2
     assert list(reading.dropped.values()) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"text": "a"}, "messages; or conversations"),
+        ({"text": "a"}, "messages.*or prompt, completion"),
         ({"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, YES]}, "parts of text"),
+        ({"messages": [HI, YES], "image": "a.png"}, "'image'.*not trained on"),
         ({"messages": [HI, YES | {"tool_calls": [{"id": 1}]}]}, "tool_calls"),
+        ({"messages": [HI, YES | {"toxic": False}]}, "toxic"),
+        ({"messages": [HI, YES], "tools": "{"}, "tools"),
         ({"prompt": 3, "completion": "a"}, "prompt"),
+        ({"problem": "a", "solution": "b", "answer": "c"}, "answer and solution.*--columns"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_place(tmp_path, row, complaint):
     (tmp_path / "a.jsonl").write_text(json.dumps(CHATS["messages"]) + "\n" + json.dumps(row) + "\n")
     with pytest.raises(InvalidValue, match=f"(?s)line 2.*{complaint}"):
-        list(checked_chats(input_files([str(tmp_path)]), Reading()))
+        list(checked_chats(rows_in(input_files([str(tmp_path)]), Reading()), Reading()))
 
 
 def test_tables_of_every_format_hold_the_text_that_was_written(tmp_path):
@@ -129,30 +144,28 @@ def test_tables_of_every_format_hold_the_text_that_was_written(tmp_path):
     with ipc.new_stream(tmp_path / "a.arrow", table.schema) as stream:
         stream.write_table(table)
     for name in ("a.csv", "a.tsv", "a.csv.gz", "a.parquet", "a.arrow"):
-        found = [messages for _, messages in checked_chats(input_files([str(tmp_path / name)]), Reading())]
-        assert [tuple(message["content"] for message in messages) for messages in found] == rows, name
+        found = checked_chats(rows_in(input_files([str(tmp_path / name)]), Reading()), Reading())
+        assert [tuple(message["content"] for message in chat.messages) for _, chat in found] == rows, name
     (tmp_path / "b.csv").write_text("prompt,completion\na,b,c\n")
     with pytest.raises(InvalidValue, match=r"line 2.*2 columns"):
-        list(checked_chats(input_files([str(tmp_path / "b.csv")]), Reading()))
+        list(checked_chats(rows_in(input_files([str(tmp_path / "b.csv")]), Reading()), Reading()))
 
 
 def rows(path, *values):
     path.write_text("".join((value if isinstance(value, str) else json.dumps(value)) + "\n" for value in values))
-    return [path]
+    return list(rows_in([path], Reading()))
 
 
 def test_columns_of_other_names_are_read_by_their_names(tmp_path):
     files = rows(tmp_path / "a.jsonl", {"question": "hi", "answer": "yes", "prompt": "unused"})
     reading = Reading.of(DataConfig(format="chat", columns=("prompt=question", "completion=answer")))
-    assert [messages for _, messages in checked_chats(files, reading)] == [[HI, YES]]
+    assert [chat.messages for _, chat in checked_chats(files, reading)] == [[HI, YES]]
     assert (reading.used, reading.aside) == ({"question", "answer"}, set())
     with pytest.raises(InvalidValue, match=r"answers.*question, answer"):
         list(checked_chats(files, Reading.of(DataConfig(format="chat", columns=("completion=answers",)))))
     for wrong in (("reply=answer",), ("prompt",), ("prompt=a", "prompt=b")):
         with pytest.raises(InvalidValue, match="columns"):
             Reading.of(DataConfig(format="chat", columns=wrong))
-    with pytest.raises(InvalidValue, match="columns"):
-        DataConfig(columns=("prompt=question",))
 
 
 def test_rows_that_cannot_be_read_are_refused_with_their_place_or_skipped_and_counted(tmp_path):
@@ -162,13 +175,124 @@ def test_rows_that_cannot_be_read_are_refused_with_their_place_or_skipped_and_co
         text = (one if isinstance(one, str) else json.dumps(one)).encode(errors="surrogateescape")
         (tmp_path / f"{number}.jsonl").write_bytes(json.dumps(good).encode() + b"\n" + text + b"\n")
         with pytest.raises(InvalidValue, match=f"{number}.jsonl, line 2"):
-            list(checked_chats([tmp_path / f"{number}.jsonl"], Reading()))
+            list(checked_chats(rows_in([tmp_path / f"{number}.jsonl"], Reading()), Reading()))
     (tmp_path / "5.csv").write_text("prompt,completion\nhi,yes\nhi\nhi,yes\n")
     reading = Reading(skip_broken=True)
-    found = [messages for _, messages in checked_chats(input_files([str(tmp_path)]), reading)]
+    found = [chat.messages for _, chat in checked_chats(rows_in(input_files([str(tmp_path)]), reading), reading)]
     assert found == [[HI, YES]] * 7
     assert sum(reading.dropped.values()) == 6
     assert "0.jsonl, line 2" in reading.first_broken
+
+
+CALL = {"name": "add", "arguments": {"a": 2, "b": None}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+TALK = [
+    HI,
+    {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "content": "3"},
+    YES,
+]
+CALLS = {
+    "OpenAI": {"messages": TALK, "tools": [TOOL]},
+    "texts": {
+        "messages": [
+            HI,
+            TALK[1] | {"tool_calls": [{"function": CALL | {"arguments": json.dumps(CALL["arguments"])}}]},
+            *TALK[2:],
+        ],
+        "tools": json.dumps([TOOL["function"]]),
+    },
+    "functions": {
+        "messages": [HI, {"role": "assistant", "function_call": CALL}, {"role": "function", "content": "3"}, YES],
+        "functions": [TOOL["function"]],
+    },
+    "LLaMA-Factory": {
+        "conversations": [
+            {"from": "human", "value": "hi"},
+            {"from": "function_call", "value": json.dumps(CALL)},
+            {"from": "observation", "value": "3"},
+            {"from": "gpt", "value": "yes"},
+        ],
+        "tools": json.dumps([TOOL["function"]]),
+    },
+}
+CALLING = """
+{%- for t in tools or [] %}{{ '<t>' + t['function']['name'] + '.' }}{% endfor %}
+{%- for m in messages %}{{ '<' + m['role'][0] + '>' }}
+{%- if m['thinking'] %}{{ '(' + m['thinking'] + ')' }}{% endif %}
+{%- for c in m['tool_calls'] or [] %}{{ c['function']['name'] }}
+{%- for k, v in c['function']['arguments'].items() %}{{ ' ' + k + '=' + v | tojson }}{% endfor %}{% endfor %}
+{{- m['content'] + '.' }}{% endfor %}{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"""
+MARKED = """
+{%- for m in messages %}{% if m['role'] == 'assistant' %}{{ '<a>' }}{% generation %}{{ m['content'] + '.' }}
+{%- endgeneration %}{{ ' . ' }}{% else %}{{ '<u>' + m['content'] }}{% endif %}{% endfor %}"""
+
+
+def speaker(template):
+    letters = character_tokenizer("abcdefghijklmnopqrstuvwxyz<>.=23 ()")
+    return Tokenizer(letters.backend, TokenizerSettings(chat_template=template, eos_token="."))
+
+
+def learned(chat, tokenizer):
+    return tokenizer.decode([target for target in chat.targets if target != IGNORED])
+
+
+@pytest.mark.parametrize("shape", CALLS)
+def test_calls_of_every_published_shape_are_learned_as_the_template_writes_them(tmp_path, shape):
+    tokenizer = speaker(CALLING)
+    (chat,) = read_chats(rows(tmp_path / "a.jsonl", CALLS[shape]), tokenizer, Reading())
+    assert tokenizer.decode(chat.inputs) == "<t>add.<u>hi.<a>add a=2 b=null.<t>3.<a>yes"
+    assert learned(chat, tokenizer) == "add a=2 b=null.yes."
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        CALLS["OpenAI"],
+        {"messages": [HI, YES | {"reasoning_content": "so"}]},
+        {"messages": [HI, YES], "tools": [TOOL]},
+    ],
+)
+def test_what_a_template_leaves_out_is_refused(tmp_path, row):
+    tokenizer = speaker("{% for m in messages %}{{ '<' + m['role'][0] + '>' + m['content'] + '.' }}{% endfor %}"
+                        "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}")  # fmt: skip
+    with pytest.raises(InvalidValue, match="leaves this out"):
+        list(read_chats(rows(tmp_path / "a.jsonl", row), tokenizer, Reading()))
+
+
+def test_a_thought_is_learned_under_each_of_its_names(tmp_path):
+    tokenizer = speaker(CALLING)
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        (chat,) = read_chats(rows(tmp_path / "a.jsonl", {"messages": [HI, YES | {name: "so"}]}), tokenizer, Reading())
+        assert learned(chat, tokenizer) == "(so)yes."
+
+
+def test_what_the_template_marks_as_generation_is_learned_and_nothing_else(tmp_path):
+    tokenizer = speaker(MARKED)
+    talk = [HI, YES | {"weight": 0}, HI, NO, HI, YES]
+    (chat,) = read_chats(rows(tmp_path / "a.jsonl", {"messages": talk}), tokenizer, Reading())
+    assert tokenizer.decode(chat.inputs) == "<u>hi<a>yes. . <u>hi<a>no. . <u>hi<a>yes. ."
+    assert learned(chat, tokenizer) == "no.yes."
+    with pytest.raises(UserError, match="never stop"):
+        list(
+            read_chats(rows(tmp_path / "a.jsonl", {"messages": talk}), speaker(MARKED.replace(" + '.'", "")), Reading())
+        )
+
+
+def test_rows_of_packed_samples_are_as_many_rows(tmp_path):
+    ids = {"input_ids": [5, 6, 7, 8]}
+    for how in ({"seq_lengths": [2, 2]}, {"position_ids": [0, 1, 0, 1]}):
+        found = read_chats(rows(tmp_path / "a.jsonl", ids | how), character_tokenizer("abcdefghi"), Reading())
+        assert [(chat.inputs, chat.targets) for chat in found] == [((5,), (6,)), ((7,), (8,))]
+
+
+def test_objects_of_a_table_have_the_keys_that_were_written(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    calls = [[{"function": {"name": "f", "arguments": {name: 1}}}] for name in ("a", "b")]
+    parquet.write_table(arrow.table({"calls": calls}), tmp_path / "a.parquet")
+    assert [row.values["calls"] for row in rows_in([tmp_path / "a.parquet"], Reading())] == calls
 
 
 TOKENS = {
@@ -209,9 +333,9 @@ def test_files_for_validation_and_tests_are_not_trained_on(tmp_path):
     for name, answer in (("train_sft-0", 5), ("valid", 6), ("test/data-0", 7), ("card", 8)):
         rows(tmp_path / f"{name}.jsonl", {"input_ids": [1, answer]})
     config = DataConfig(dataset=str(tmp_path), format="chat")
-    training, kept, notes = read_splits(config, lambda files, reading: read_chats(files, TOKENIZER, reading))
+    training, kept, notes = read_splits(config, lambda found, reading: read_chats(found, TOKENIZER, reading))
     assert [chat.targets for chat in (*training, *kept)] == [(5,), (6,)]
-    assert "card.jsonl, data-0.jsonl" in notes
+    assert "files left aside: card.jsonl, data-0.jsonl" in notes
 
 
 def test_a_preview_shows_what_is_learned_and_what_is_left_out(tmp_path, words):
@@ -223,12 +347,13 @@ def test_a_preview_shows_what_is_learned_and_what_is_left_out(tmp_path, words):
     lengths = [len("<u>hi.<a>.") + 2 * (number % 7) for number in range(9)]
     assert facts["lengths"] == {"min": 10, "median": sorted(lengths)[4], "95 %": sorted(lengths)[7], "max": 22}
     assert facts["too_long"] == sum(length > 13 for length in lengths)
-    assert facts["remarks"] == {"that others equal": 2}
+    assert facts["remarks"] == {"with an empty answer": 2, "that others equal": 2}
     rows(tmp_path / "p.jsonl", {"prompt": "hi", "chosen": "yes", "rejected": "no", "score": 1})
     found = preview(str(tmp_path / "p.jsonl"), ShowConfig(), None)
     assert (found.format, found.reading.aside) == ("preference", {"score"})
     assert [shown(one, tokenized=False) for one in found.examples[0]] == [
         f"user: hi\nassistant: [{answer}]\n" for answer in ("yes", "no")
     ]
+    rows(tmp_path / "q.jsonl", {"question": "a"})
     with pytest.raises(InvalidValue, match=r"question.*--columns"):
-        preview(str(rows(tmp_path / "q.jsonl", {"question": "a"})[0]), ShowConfig(), None)
+        preview(str(tmp_path / "q.jsonl"), ShowConfig(), None)

@@ -80,13 +80,14 @@ def test_a_text_of_one_window_is_enough_and_a_shorter_one_is_refused():
 
 
 @pytest.mark.parametrize("tokenizer", ["character", "byte_pairs:270"])
-def test_files_for_validation_are_measured_and_files_of_rows_are_no_text(tmp_path, tokenizer):
+def test_files_for_validation_are_measured_and_files_of_rows_are_read_alone(tmp_path, tokenizer):
     for name in ("train", "valid", "test"):
         (tmp_path / f"wiki.{name}.txt").write_text(f"{name} " * 30)
     config = DataConfig(dataset=str(tmp_path), tokenizer=tokenizer)
     found = load_text(config, tmp_path, lambda _: None)
     assert found.tokenizer.decode(found.training.tolist()) == "train " * 30
     assert found.tokenizer.decode(found.validation.tolist()) == "valid " * 30
-    (tmp_path / "train.jsonl.gz").write_bytes(b"")
-    with pytest.raises(InvalidValue, match="attn data prepare"):
-        load_text(config, tmp_path, lambda _: None)
+    (tmp_path / "train.jsonl").write_text('{"text": "row"}\n' * 30)
+    assert "left aside: wiki.test.txt, wiki.train.txt, wiki.valid.txt" in load_text(config, tmp_path, print).summary
+    with pytest.raises(InvalidValue, match="without files of rows"):
+        read_text(files_of(tmp_path))

@@ -210,9 +210,9 @@ BAD = {
         r"line .*\d+.*JSON",
     ),
     "list.jsonl": (lambda path, _: path.write_bytes(b"[1]\n"), "an object"),
-    "null.jsonl": (lambda path, texts: path.write_bytes(jsonl(texts) + b'{"text": null}\n'), "a string in every row"),
-    "other.jsonl": (lambda path, _: path.write_bytes(b'{"content": "x"}\n'), "the columns content"),
-    "other.parquet": (lambda path, _: parquet.write_table(pa.table({"body": ["x"]}), path), "the columns body"),
+    "null.jsonl": (lambda path, texts: path.write_bytes(jsonl(texts) + b'{"text": null}\n'), "text .empty"),
+    "other.jsonl": (lambda path, _: path.write_bytes(b'{"content": "x"}\n'), "content.*allowed: text"),
+    "other.parquet": (lambda path, _: parquet.write_table(pa.table({"body": ["x"]}), path), "body.*allowed: text"),
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.plan import Plan
-from attn_kernels_triton.attention.tiles import NEWER, PAIRED_CHOICES, Choice, choice_of, dense_choice, tile_of
+from attn_kernels_triton.attention.tiles import GLUON, PAIRED_CHOICES, Choice, choice_of, dense_choice, tile_of
 from attn_kernels_triton.attention.varlen import Listed
 from attn_kernels_triton.kernels.arguments import Forward, Places
 from attn_kernels_triton.kernels.attention_forward import attend_dense, attend_forward
@@ -86,8 +86,8 @@ def program_of(choice: Choice) -> Any:
 
 
 def pairs(device: torch.device) -> bool:
-    """Whether paired kernels run here: they need Triton 3.6 and Hopper's warp-group matrix instructions."""
-    return not NEWER and device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
+    """Whether paired kernels run here: they need Gluon as they know it and Hopper's warp-group matrix instructions."""
+    return GLUON and device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
 
 
 PROGRAMS = {"pointers": attend_forward, "descriptors": attend_dense}

@@ -16,7 +16,10 @@ Schedule = Literal["pointers", "descriptors", "paired"]
 producer warp for two consumer warp groups (forward only)."""
 
 
-NEWER = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 6)
+COMPILER = tuple(map(int, triton.__version__.split(".")[:2]))
+GLUON = COMPILER < (3, 8)
+"""Whether this is the Gluon in which paired kernels are written: with Triton 3.9 they do not compile."""
+NEWER = COMPILER > (3, 6)
 """Whether Triton is newer than 3.6, the oldest supported version, whose register allocation differs."""
 
 

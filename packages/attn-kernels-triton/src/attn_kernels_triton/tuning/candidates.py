@@ -7,8 +7,8 @@ from typing import NamedTuple
 from attn_kernels_triton.attention.tiles import (
     DENSE_BACKWARD,
     DENSE_BACKWARD_BOUNDED,
+    GLUON,
     NARROWEST,
-    NEWER,
     Choice,
     Sizes,
 )
@@ -28,7 +28,7 @@ CANDIDATES: dict[int, tuple[Choice, ...]] = {
     128: (
         Choice(128, 128, 8, 3, "descriptors"),
         Choice(64, 64, 4, 3, "descriptors"),
-        *(() if NEWER else PAIRED),
+        *(PAIRED if GLUON else ()),
     ),
     256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 32, 8, 3, "descriptors")),
 }

@@ -103,11 +103,12 @@ class FamilyAdapter(StateDictAdapter):
     `names` maps modules (or full parameter names) to those of the checkpoint, where `{}` stands for an expert's number.
     `fused` lists, by checkpoint tensor, the modules that are concatenated in it, within each of `fused_groups` equal
     blocks. `kinds` has the names of blocks that have a parameter, by its name in a block, for families with several
-    kinds of layers. Parameters that match `centred` are stored minus 1; the tensors of those that match `depthwise`
-    have the shape of the filters of a depthwise `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a
-    block that are stored in several tensors, or in another shape. `stacked` lists the matrices of all experts that are
-    stored in one tensor, [experts, in, out], or [experts, out, in] unless `stacked_transposed`; the tensor of their
-    biases has the same name with `_bias` appended. Names of a block are below `layers`.
+    kinds of layers. Parameters that match `centred` are stored minus 1; those of a block or the model that match
+    `float32` stay in it; the tensors of those that match `depthwise` have the shape of the filters of a depthwise
+    `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a block that are stored in several tensors, or
+    in another shape. `stacked` lists the matrices of all experts that are stored in one tensor, [experts, in, out], or
+    [experts, out, in] unless `stacked_transposed`; the tensor of their biases has the same name with `_bias` appended.
+    Names of a block are below `layers`.
     """
 
     architecture: ClassVar[str]
@@ -129,6 +130,7 @@ class FamilyAdapter(StateDictAdapter):
     kinds: ClassVar[Mapping[str, BlockNames]] = {}
     centred: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     depthwise: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    float32: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     stacked_transposed: ClassVar[bool] = True
     derived_names = re.compile(r"rotary_emb\.inv_freq$")
@@ -284,6 +286,7 @@ class FamilyAdapter(StateDictAdapter):
                 (name,),
                 offset=1.0 if self.centred.search(name) else 0.0,
                 depthwise=bool(self.depthwise.search(name)),
+                float32=bool(self.float32.search(rest)),
                 shape=self.shapes.get(rest),
             )
             start, tensors = 0, self.splits.get(rest, {})

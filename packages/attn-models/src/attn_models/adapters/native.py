@@ -124,6 +124,10 @@ class NativeEncoderAdapter(EncoderAdapter):
         """Every parameter under its own name."""
         return [StoredTensor(name, (name,)) for name in parameters]
 
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
+        """Map names to the checkpoint's; a model that `attn_models.hf` saved has the prefix `model.`."""
+        return {name.removeprefix("model."): name for name in names}
+
 
 class NativeVitAdapter(VitAdapter):
     """attn's own layout, for every vision Transformer; tensors have the names of the parameters."""

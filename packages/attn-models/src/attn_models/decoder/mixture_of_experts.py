@@ -299,10 +299,10 @@ class MixtureOfExperts(nn.Module):
     def forward(self, hidden: Tensor, routed: Tensor | None = None) -> Tensor:
         """Map `hidden` [..., width] to [..., width]; experts without tokens are not run.
 
-        The router reads `routed` [..., width] in place of `hidden`, if it is given.
+        The router reads `routed` [..., any width] in place of `hidden`, if it is given.
         """
         rows = hidden.reshape(-1, hidden.shape[-1])
-        chosen, weights = self.router(rows if routed is None else routed.reshape(rows.shape))
+        chosen, weights = self.router(rows if routed is None else routed.reshape(len(rows), -1))
         mixed = torch.zeros_like(rows)
         for index in chosen.unique().tolist():
             row, place = (chosen == index).nonzero(as_tuple=True)

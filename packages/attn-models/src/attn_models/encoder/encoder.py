@@ -225,22 +225,32 @@ class Encoder(TextEncoder):
                 raise InvalidValue(f"global_tokens: the attention {name!r} of layer {layer} has none; longformer has")
 
 
-class MaskedLanguageModel(nn.Module):
-    """norm(f(W h + b)) E^T + c for the hidden states h of an encoder whose token embedding is E (Devlin et al. 2019,
-    arXiv 1810.04805, section 3.1; W, the norm and c are from the authors' code).
-
-    `encoder` is an `Encoder` or a `Reformer`. Its own learned weights are `transform`, `norm` and `bias`.
-    """
+class MaskedHead(nn.Module):
+    """norm(f(W h + b)) E^T + c for hidden states h, where E is the token embedding (Devlin et al. 2019, arXiv
+    1810.04805, section 3.1; W, the norm and c are from the authors' code, as are the names)."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
         vocabulary, width = encoder.embedding.weight.shape
-        self.encoder = encoder
-        self.vocab_size: int = vocabulary
-        self.transform = nn.Linear(encoder.size, width)
+        norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
+        self.transform = nn.ModuleDict({"dense": nn.Linear(encoder.size, width), "LayerNorm": norm})
         self.activation = ACTIVATIONS[encoder.config.feed_forward]()
-        self.norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
-        self.bias = nn.Parameter(self.transform.weight.new_zeros(vocabulary))
+        self.bias = nn.Parameter(norm.weight.new_zeros(vocabulary))
+
+    def forward(self, rows: Tensor, embedding: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of hidden states [..., size] by the `embedding` [vocabulary, width]."""
+        shaped = self.transform["LayerNorm"](self.activation(self.transform["dense"](rows)))
+        return linear(shaped, embedding, self.bias)
+
+
+class MaskedLanguageModel(nn.Module):
+    """An `Encoder` or a `Reformer` with BERT's head, `cls`, of the names in checkpoints."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.vocab_size: int = len(encoder.embedding.weight)
+        self.cls = nn.ModuleDict({"predictions": MaskedHead(encoder)})
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, **others: Tensor | None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; arguments are those of the encoder."""
@@ -248,8 +258,8 @@ class MaskedLanguageModel(nn.Module):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits [..., vocabulary] of the encoder's hidden states [..., size]."""
-        shaped = self.norm(self.activation(self.transform(rows)))
-        return linear(shaped, self.encoder.embedding.weight, self.bias)
+        logits: Tensor = self.cls["predictions"](rows, self.encoder.embedding.weight)
+        return logits
 
 
 POOLING = "attn-variants/alignment"
@@ -289,10 +299,34 @@ class Tagger(nn.Module):
         return scores
 
 
-class TextClassifier(nn.Module):
+class PooledClassifier(nn.Linear):
     """softmax(W c + b) for c = Σ α_i h_i, a mean of an encoder's hidden states with weights α = softmax(vᵀ tanh(W_k h_i
     + W_q u)) of Bahdanau's score and a learned query u (Yang et al. 2016, Hierarchical Attention Networks, section
     2.2)."""
+
+    def __init__(self, size: int, classes: int) -> None:
+        super().__init__(size, classes)
+        self.query = nn.Parameter(torch.randn(size) * STANDARD)
+        mechanism = installed().mechanisms.get(POOLING)
+        sizes: dict[str, Any] = {"hidden_size": size, "num_heads": 1}
+        self.pooling: Any = mechanism.build(configure(mechanism, {}, causal=False, bias=True, **sizes))
+        initialise(self)
+
+    def forward(self, rows: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Logits [batch, 1, classes] of hidden states [batch, tokens, size]."""
+        return super().forward(self.pooling(self._queries(rows), rows, key_padding_mask=key_padding_mask))
+
+    def weights(self, rows: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The weights α [batch, tokens] of hidden states [batch, tokens, size]."""
+        found: Tensor = self.pooling.weights(self._queries(rows), rows, key_padding_mask=key_padding_mask)
+        return found[:, 0, 0]
+
+    def _queries(self, rows: Tensor) -> Tensor:
+        return self.query.expand(len(rows), 1, -1)
+
+
+class TextClassifier(nn.Module):
+    """A `PooledClassifier` of the hidden states of an encoder."""
 
     output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
     """Names of the layers that map hidden states to logits."""
@@ -301,12 +335,7 @@ class TextClassifier(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config.encoder)
-        self.query = nn.Parameter(torch.randn(config.encoder.hidden_size) * STANDARD)
-        mechanism = installed().mechanisms.get(POOLING)
-        sizes: dict[str, Any] = {"hidden_size": config.encoder.hidden_size, "num_heads": 1}
-        self.pooling: Any = mechanism.build(configure(mechanism, {}, causal=False, bias=True, **sizes))
-        self.classifier = nn.Linear(config.encoder.hidden_size, config.classes)
-        initialise(self.classifier)
+        self.classifier = PooledClassifier(config.encoder.hidden_size, config.classes)
 
     def forward(
         self,
@@ -316,18 +345,12 @@ class TextClassifier(nn.Module):
         parses: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
         """Logits [batch, 1, classes]; arguments are those of `Encoder.forward`, but a text has no tree."""
-        rows = self.encoder(tokens, key_padding_mask)
-        scores: Tensor = self.classifier(self.pooling(self._queries(rows), rows, key_padding_mask=key_padding_mask))
+        scores: Tensor = self.classifier(self.encoder(tokens, key_padding_mask), key_padding_mask)
         return scores
 
     def weights(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """The weights α [batch, tokens]; arguments are those of `Encoder.forward`."""
-        rows = self.encoder(tokens, key_padding_mask)
-        found: Tensor = self.pooling.weights(self._queries(rows), rows, key_padding_mask=key_padding_mask)
-        return found[:, 0, 0]
-
-    def _queries(self, rows: Tensor) -> Tensor:
-        return self.query.expand(len(rows), 1, -1)
+        return self.classifier.weights(self.encoder(tokens, key_padding_mask), key_padding_mask)
 
 
 class AxialPositions(nn.Module):

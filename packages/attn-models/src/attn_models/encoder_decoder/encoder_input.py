@@ -15,6 +15,19 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
+@dataclass(frozen=True, eq=False)
+class EncoderOutput:
+    """The output of an encoder: `memory` [batch, source, width], and the decoder's initial state by name."""
+
+    memory: Tensor
+    start: Mapping[str, Tensor]
+
+    def each(self, lengths: Sequence[int]) -> list[EncoderOutput]:
+        """The output for each of the sources, of these lengths."""
+        starts = [{name: rows[row, None] for name, rows in self.start.items()} for row in range(len(lengths))]
+        return [EncoderOutput(self.memory[row, None, :length], starts[row]) for row, length in enumerate(lengths)]
+
+
 def encoder_input_lengths(
     source: Tensor | None, key_padding_mask: Tensor | None, longest: int
 ) -> tuple[Tensor, list[int]]:

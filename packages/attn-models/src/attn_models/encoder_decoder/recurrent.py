@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn import functional
 from attn_models.attention import LayerAttention
 from attn_models.encoder_decoder.config import EncoderDecoderConfig
 from attn_models.encoder_decoder.encoder_input import (
+    EncoderOutput,
     SelectedMemories,
     SelectedRequests,
     WholeSequenceMemory,
@@ -35,14 +35,6 @@ Attend = Callable[[Tensor], Tensor]
 """A function that returns the context vectors [batch, width] for the queries [batch, width] of one time step."""
 Held = Mapping[str, Tensor]
 """The recurrent state of the decoder: tensors [batch, ...] by name."""
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderOutput:
-    """The output of an encoder: `memory` [batch, source, width], and the decoder's initial state by name."""
-
-    memory: Tensor
-    start: Held
 
 
 class Padded(nn.Module):
@@ -134,8 +126,17 @@ class RecurrentModel(nn.Module):
 
     def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
-        source, lengths = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
-        return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
+        return self.logits(self.hidden(tokens, self.encoder_output(source, key_padding_mask), key_padding_mask))
+
+    def encoder_output(self, source: Tensor | None, key_padding_mask: Tensor | None = None) -> EncoderOutput:
+        """The output of the encoder for sources [batch, source]."""
+        return self.read(*encoder_input_lengths(source, key_padding_mask, self.max_encoder_len))
+
+    def hidden(self, tokens: Tensor, encoded: EncoderOutput, key_padding_mask: Tensor | None) -> Tensor:
+        """Hidden states [batch, tokens, width] of whole sequences over the output of the encoder for sources of which
+        `key_padding_mask` [batch, source], bool, is False for padding, at the end."""
+        whole = [encoded.memory.shape[1]] * len(tokens)
+        return self._run(tokens, encoded, whole if key_padding_mask is None else key_padding_mask.sum(1).tolist(), None)
 
     def forward_with_weights(
         self, tokens: Tensor, source: Tensor, key_padding_mask: Tensor | None = None
@@ -153,7 +154,10 @@ class RecurrentModel(nn.Module):
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
         """The encoder states of one source [source], by layer and state name."""
-        encoded = self.read(source[None], [len(source)])
+        return self.source_states(self.encoder_output(source[None]))
+
+    def source_states(self, encoded: EncoderOutput) -> Mapping[str, Mapping[str, Fields]]:
+        """The encoder states from the output of the encoder for one source without padding."""
         states: dict[str, Mapping[str, Fields]] = {"recurrence": {"start": encoded.start}}
         if self.chosen is not None:
             states["attention"] = self.attention.encode(encoded.memory[0])

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, stepped_attention
 from attn_models.encoder_decoder.config import ShowAttendTellConfig
-from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, query_projection
+from attn_models.encoder_decoder.encoder_input import EncoderOutput
+from attn_models.encoder_decoder.recurrent import Attend, Held, RecurrentModel, query_projection
 from attn_models.recurrent.cells import lstm_fields, lstm_stack, lstm_step
 
 

@@ -27,7 +27,7 @@ from attn_models.attention import (
 from attn_models.decoder.block import replay_step, require_same_shape
 from attn_models.decoder.layers import build_feed_forward, build_norm, initialise
 from attn_models.encoder_decoder.config import AttendingConfig
-from attn_models.encoder_decoder.encoder_input import encoder_input_lengths
+from attn_models.encoder_decoder.encoder_input import EncoderOutput, encoder_input_lengths
 
 Inner = Callable[[Tensor], Tensor]
 
@@ -162,16 +162,28 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
-        memory = self._read(source, key_padding_mask)
+        return self.logits(self.hidden(tokens, self.encoder_output(source, key_padding_mask), key_padding_mask))
+
+    def encoder_output(self, source: Tensor | None, key_padding_mask: Tensor | None = None) -> EncoderOutput:
+        """The output of the encoder for sources [batch, source]; the decoder starts without a state."""
+        return EncoderOutput(self._read(source, key_padding_mask), {})
+
+    def hidden(self, tokens: Tensor, encoded: EncoderOutput, key_padding_mask: Tensor | None) -> Tensor:
+        """Hidden states [batch, tokens, width] of whole sequences over the output of the encoder for sources of which
+        `key_padding_mask` [batch, source], bool, is False for padding, at the end."""
         hidden = self._embed_tokens(tokens)
         for block in self._decoder():
-            hidden = block(hidden, memory, key_padding_mask)
-        return self.logits(self.decoder_norm(hidden))
+            hidden = block(hidden, encoded.memory, key_padding_mask)
+        normed: Tensor = self.decoder_norm(hidden)
+        return normed
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
         """The encoder states of each block's cross-attention for one source [source], by layer and state name."""
-        memory = self._read(source[None], None)[0]
-        return {f"cross.{i}": block.cross.encode(memory) for i, block in enumerate(self._decoder())}
+        return self.source_states(self.encoder_output(source[None]))
+
+    def source_states(self, encoded: EncoderOutput) -> Mapping[str, Mapping[str, Fields]]:
+        """The encoder states from the output of the encoder for one source without padding."""
+        return {f"cross.{i}": block.cross.encode(encoded.memory[0]) for i, block in enumerate(self._decoder())}
 
     def state_specs(self) -> ModelSpecs:
         """The states of every block's self-attention and cross-attention."""

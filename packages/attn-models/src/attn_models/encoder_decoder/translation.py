@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig
-from attn_models.encoder_decoder.encoder_input import reverse_sequences
-from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel, query_projection
+from attn_models.encoder_decoder.encoder_input import EncoderOutput, reverse_sequences
+from attn_models.encoder_decoder.recurrent import Attend, Held, RecurrentModel, query_projection
 from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, lstm_stack, lstm_state, lstm_step
 
 

@@ -26,7 +26,7 @@ def write_onnx(target: Path, model: Any) -> None:
         raise MissingPackage.of("onnxscript", "exports to ONNX")
     if getattr(model, "max_encoder_len", None) is not None:
         raise Incompatible("a model with an encoder cannot be exported to ONNX")
-    model = copy.deepcopy(model).eval()
+    model = copy.deepcopy(model).eval().requires_grad_(requires_grad=False)
     for module in model.modules():
         if hasattr(module, "use_kernel"):
             # Other kernels have operators of their own, which ONNX lacks.
@@ -34,14 +34,10 @@ def write_onnx(target: Path, model: Any) -> None:
     most = torch.export.Dim("tokens", max=model.max_seq_len)
     sample = torch.zeros(SAMPLE[0], min(SAMPLE[1], model.max_seq_len), dtype=torch.int64)
     try:
+        shapes = {"tokens": {0: torch.export.Dim("batch"), 1: most}}
+        exported = torch.export.export(model, (sample,), dynamic_shapes=shapes, strict=False)
         program = torch.onnx.export(
-            model,
-            (sample,),
-            dynamo=True,
-            input_names=["tokens"],
-            output_names=["logits"],
-            dynamic_shapes={"tokens": {0: torch.export.Dim("batch"), 1: most}},
-            verbose=False,
+            exported, dynamo=True, input_names=["tokens"], output_names=["logits"], verbose=False
         )
     except Exception as error:  # the exporter raises many kinds
         reason = next(filter(str.strip, lines_of(str(error.__cause__ or error))), type(error).__name__)

@@ -7,7 +7,15 @@ Importing this package registers the configs and models with transformers' Auto 
 from attn_core.errors import MissingPackage
 
 try:
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
 except ImportError as error:
     raise MissingPackage.of("transformers", "running mechanisms inside it") from error
 
@@ -19,6 +27,13 @@ from attn_models.hf.attention import (
     register_mechanism,
 )
 from attn_models.hf.cache import StateCache
+from attn_models.hf.encoders import (
+    AttnEncoderConfig,
+    AttnEncoderForSequenceClassification,
+    AttnEncoderModel,
+    AttnForMaskedLM,
+    AttnForTokenClassification,
+)
 from attn_models.hf.models import (
     AttnConfig,
     AttnForCausalLM,
@@ -26,20 +41,34 @@ from attn_models.hf.models import (
     AttnModel,
 )
 from attn_models.hf.replacement import Replaced, replace
+from attn_models.hf.seq2seq import AttnForSeq2SeqLM, AttnSeq2SeqConfig
 
-AutoConfig.register(AttnConfig.model_type, AttnConfig, exist_ok=True)
+for _config in (AttnConfig, AttnEncoderConfig, AttnSeq2SeqConfig):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
 for _auto, _model in (
     (AutoModel, AttnModel),
     (AutoModelForCausalLM, AttnForCausalLM),
     (AutoModelForSequenceClassification, AttnForSequenceClassification),
+    (AutoModel, AttnEncoderModel),
+    (AutoModelForMaskedLM, AttnForMaskedLM),
+    (AutoModelForTokenClassification, AttnForTokenClassification),
+    (AutoModelForSequenceClassification, AttnEncoderForSequenceClassification),
+    (AutoModelForSeq2SeqLM, AttnForSeq2SeqLM),
 ):
-    _auto.register(AttnConfig, _model, exist_ok=True)
+    _auto.register(_model.config_class, _model, exist_ok=True)
 
 __all__ = [
     "AttnConfig",
+    "AttnEncoderConfig",
+    "AttnEncoderForSequenceClassification",
+    "AttnEncoderModel",
     "AttnForCausalLM",
+    "AttnForMaskedLM",
+    "AttnForSeq2SeqLM",
     "AttnForSequenceClassification",
+    "AttnForTokenClassification",
     "AttnModel",
+    "AttnSeq2SeqConfig",
     "MechanismAttention",
     "Replaced",
     "StateCache",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,8 +11,6 @@ from attn_core.errors import InvalidValue
 from attn_core.stores import StateStore, StoreSize
 from torch import Tensor
 from transformers import Cache
-
-from attn_models.decoder.decoder import Decoder
 
 FIRST = 64
 """The fewest tokens of each sequence for which memory is allocated."""
@@ -23,10 +22,12 @@ class StateCache(Cache):
     They are in a store of attn (`contiguous`), which grows by doubling. Padding takes no memory and no position.
     """
 
-    def __init__(self, decoder: Decoder, batch: int) -> None:
+    def __init__(self, decoder: Any, batch: int, sources: Iterable[Any] = ()) -> None:
         super().__init__(layers=[])
         self.decoder = decoder
         self.batch = batch
+        self.sources = list(sources)
+        """The encoder states of each sequence, for a model with an encoder."""
         self.columns = 0
         """The number of tokens that were given for each sequence, padding included."""
         self.contexts = [0] * batch
@@ -42,7 +43,7 @@ class StateCache(Cache):
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """The context of the model in tokens."""
-        return self.decoder.max_seq_len
+        return int(self.decoder.max_seq_len)
 
     @property
     def is_compileable(self) -> bool:
@@ -69,7 +70,7 @@ class StateCache(Cache):
         view = store.view(batch, [self.names[row] for row in rows])
         found = self.decoder.step(tokens.flatten() if whole else tokens[real], batch, view)
         if whole:
-            hidden = found.view(*tokens.shape, -1)
+            hidden: Tensor = found.view(*tokens.shape, -1)
         else:
             hidden = found.new_zeros(*tokens.shape, found.shape[-1])
             hidden[real] = found
@@ -97,6 +98,7 @@ class StateCache(Cache):
             if row not in kept:
                 store.release(name)
         self.names, self.contexts = names, [self.contexts[row] for row in chosen]
+        self.sources = [self.sources[row] for row in chosen] if self.sources else []
 
     def _with_room(self, tokens: int) -> StateStore:
         """The store, with room for this many tokens of every sequence."""
@@ -120,9 +122,11 @@ class StateCache(Cache):
         dtype, device = str(parameter.dtype).removeprefix("torch."), str(parameter.device)
         size = StoreSize(tokens=capacity * most, requests=most, dtype=dtype, device=device)
         store: Any = installed().caches.get("contiguous").create(self.decoder.state_specs(), size)
-        for name, tokens in zip(self.names, self.contexts, strict=True):
+        for row, (name, tokens) in enumerate(zip(self.names, self.contexts, strict=True)):
             if old is None or not tokens:
                 store.admit(name)
+                if self.sources:
+                    store.write_source(name, self.sources[row])
             else:
                 store.restore(name, old.export(name, tokens))
         self._store, self._capacity = store, capacity

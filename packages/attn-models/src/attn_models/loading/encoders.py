@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +89,13 @@ def save_encoder(
     return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
 
 
-MASKED_LM_HEAD = {
-    "transform.weight": "cls.predictions.transform.dense.weight",
-    "transform.bias": "cls.predictions.transform.dense.bias",
-    "norm.weight": "cls.predictions.transform.LayerNorm.weight",
-    "norm.bias": "cls.predictions.transform.LayerNorm.bias",
-    "bias": "cls.predictions.bias",
-}
-TAGGER_HEAD = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
-"""The names of a head's weights in the model, and those in a checkpoint of transformers."""
 POOLED = "classifier.query"
 """A tensor that only text classifiers have."""
 
 
 def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
     """Write a masked language model as a checkpoint folder; raises the errors of `save_encoder`."""
-    return _save(folder, model, MASKED_LM_HEAD, {"architectures": ["BertForMaskedLM"]}, tokenizer)
+    return _save(folder, model, {"architectures": ["BertForMaskedLM"]}, tokenizer)
 
 
 def save_classifier(
@@ -122,7 +113,7 @@ def save_classifier(
         "id2label": {str(place): label for place, label in enumerate(labels)},
         "label2id": {label: place for place, label in enumerate(labels)},
     }
-    return _save(folder, model, _head_of(model), head_config, tokenizer)
+    return _save(folder, model, head_config, tokenizer)
 
 
 def load_masked(
@@ -135,7 +126,7 @@ def load_masked(
     checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
     with init_empty_weights():
         model = MaskedLanguageModel(encoder)
-    _read_head(checkpoint, model, MASKED_LM_HEAD)
+    _read_head(checkpoint, model)
     return model.eval(), tokenizer
 
 
@@ -155,20 +146,17 @@ def load_classifier(
     with init_empty_weights():
         model = kind(ClassifierConfig(encoder=encoder.config, classes=len(labels)))
     model.encoder = encoder
-    _read_head(checkpoint, model, _head_of(model))
+    _read_head(checkpoint, model)
     return model.eval(), labels, tokenizer
 
 
-def _head_of(model: Tagger | TextClassifier) -> Mapping[str, str]:
-    """The weights of a classifier beside its encoder's; see `TAGGER_HEAD`."""
-    own = [name for name in model.state_dict() if not name.startswith("encoder.") and name not in TAGGER_HEAD]
-    return TAGGER_HEAD | {name: f"classifier.{name}" for name in own}
+def _head_of(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model's head by their names, which are those in a checkpoint."""
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
 
 
-def _save(
-    folder: str | Path, model: Any, head: Mapping[str, str], head_config: dict[str, Any], tokenizer: Tokenizer
-) -> Path:
-    encoder, own = model.encoder, model.state_dict()
+def _save(folder: str | Path, model: Any, head_config: dict[str, Any], tokenizer: Tokenizer) -> Path:
+    encoder = model.encoder
     adapter = encoder_adapter_for(encoder.config)
     # `head_config` describes a head of BERT, so it overrides the keys of the adapter only if that is BERT's.
     described = (head_config | adapter.to_hf_config(encoder.config)) | (
@@ -177,8 +165,7 @@ def _save(
     described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
     body = stored_tensors(encoder.state_dict(), adapter.layout(encoder.config))
     tensors = {f"{adapter.prefix}{name}": tensor for name, tensor in body.items()}
-    tensors |= {theirs: own[ours] for ours, theirs in head.items()}
-    return write_folder(folder, described, tensors, dict(tokenizer.files()))
+    return write_folder(folder, described, tensors | _head_of(model), dict(tokenizer.files()))
 
 
 def _loaded(folder: str | Path, verify: Verify, device: str) -> tuple[CheckpointFolder, Any, Tokenizer]:
@@ -186,23 +173,20 @@ def _loaded(folder: str | Path, verify: Verify, device: str) -> tuple[Checkpoint
     encoder = build_encoder(checkpoint, torch.float32)
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
-    return checkpoint, encoder, Tokenizer.from_folder(checkpoint.path)
+    return checkpoint, encoder, Tokenizer.from_folder(checkpoint.path, encoder.embedding.weight.shape[0])
 
 
-def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str, str]) -> None:
-    parameters = model.state_dict()
+def _read_head(checkpoint: CheckpointFolder, model: nn.Module) -> None:
     problems, found = [], dict[str, Tensor]()
-    for ours, theirs in head.items():
-        entry = checkpoint.tensors.entries.get(theirs)
+    for name, parameter in _head_of(model).items():
+        entry = checkpoint.tensors.entries.get(name)
         if entry is None:
-            problems.append(f"tensor {theirs!r} is missing")
-        elif tuple(entry.shape) != tuple(parameters[ours].shape):
-            problems.append(
-                f"tensor {theirs!r} has shape {list(entry.shape)}; its model needs {list(parameters[ours].shape)}"
-            )
+            problems.append(f"tensor {name!r} is missing")
+        elif tuple(entry.shape) != tuple(parameter.shape):
+            problems.append(f"tensor {name!r} has shape {list(entry.shape)}; its model needs {list(parameter.shape)}")
         else:
-            require_floats(checkpoint.path, checkpoint.tensors.entries, [theirs])
-            found[ours] = checkpoint.tensors[theirs].to(torch.float32)
+            require_floats(checkpoint.path, checkpoint.tensors.entries, [name])
+            found[name] = checkpoint.tensors[name].to(torch.float32)
     if problems:
         raise CheckpointInvalid.of(checkpoint.path, "; ".join(problems))
     model.load_state_dict(found, strict=False, assign=True)

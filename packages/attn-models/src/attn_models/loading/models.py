@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from attn_core import ModelFamily, installed
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.kernels.linear import MOST_BITS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
@@ -96,18 +96,27 @@ def described_model(checkpoint: CheckpointFolder) -> tuple[Any, Layout, Callable
 def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
     """The installed family that a config.json in the native layout names, and the config of its model."""
     try:
-        values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
-        if not isinstance(values, Mapping) or not isinstance(name, str):
-            raise InvalidValue.of("model", values, "an object, with the name of its family under the key 'family'")
-        for place in PLACES:
-            if isinstance(values.get(place), str):
-                require_installed(values[place], checkpoint.config.get("requires"))
-        family = _family_named(name, checkpoint.config.get("requires"))
-        config = family.configure(values)
+        family, config = family_and_config(checkpoint.config)
         check_config_fits(checkpoint, config)
         return family, config
     except InvalidValue as error:
         raise refused_config(checkpoint.path / "config.json", error, checkpoint.config, {}) from error
+
+
+def family_and_config(described: Mapping[str, Any]) -> tuple[ModelFamily, Any]:
+    """The installed family that the keys of a config.json in the native layout name, and the config of its model.
+
+    Raises `InvalidValue` for missing keys and bad values, `UnknownName` for a family or mechanism that is not
+    installed, naming its package, and the errors of the family for its config.
+    """
+    values, name, requires = needed(described, "model"), needed(described, "family"), described.get("requires")
+    if not isinstance(values, Mapping) or not isinstance(name, str):
+        raise InvalidValue.of("model", values, "an object, with the name of its family under the key 'family'")
+    for place in PLACES:
+        if isinstance(values.get(place), str):
+            require_installed(values[place], requires)
+    family = _family_named(name, requires)
+    return family, family.configure(values)
 
 
 def config_of(folder: Path) -> Any:
@@ -272,7 +281,7 @@ def load_model(
     require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
     if through_transformers(checkpoint.config):
-        from attn_models.hf.causal import load_through_transformers
+        from attn_models.hf.loading import load_through_transformers
 
         return _loaded(checkpoint, *load_through_transformers(checkpoint, name, quantization, prepare))
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
@@ -299,10 +308,7 @@ def load_model(
 
 def _loaded(checkpoint: CheckpointFolder, model: Any, count: int) -> LoadedModel:
     """A model with the other contents of its folder; its tokenizer must fit its embedding."""
-    tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
-    if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
-        rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {model.vocab_size} rows"
-        raise CheckpointInvalid.of(checkpoint.path, rule)
+    tokenizer = Tokenizer.from_folder(checkpoint.path, model.vocab_size) if checkpoint.tokenizer else None
     return LoadedModel(
         path=checkpoint.path,
         model=model.eval(),

@@ -132,11 +132,7 @@ def load_sentence_encoder(
     model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
-    tokenizer = Tokenizer.from_folder(checkpoint.path)
-    vocabulary = model.embedding.weight.shape[0]
-    if tokenizer.vocab_size > vocabulary:
-        rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {vocabulary} rows"
-        raise CheckpointInvalid.of(checkpoint.path, rule)
+    tokenizer = Tokenizer.from_folder(checkpoint.path, model.embedding.weight.shape[0])
     pooling = read_pooling(checkpoint.path, model.size, encoder_adapter(checkpoint.config.get("model_type")).pooling)
     settings = read_sentence_settings(checkpoint.path)
     if settings.limit is not None:

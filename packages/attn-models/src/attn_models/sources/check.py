@@ -37,7 +37,8 @@ class ModelCheck:
     """What is known of a model before it is loaded; `refused` is the reason why it would not load.
 
     `route` says what builds it, `weight_bytes` are those of its files, `read_bytes` those that a token reads,
-    `cache_bytes` those of the states of `CACHED` tokens in bfloat16. None and 0 are unknown.
+    `cache_bytes` those of the states of `CACHED` tokens in bfloat16, `embedding_rows` is the size of the embedding.
+    None and 0 are unknown.
     """
 
     source: str
@@ -48,6 +49,7 @@ class ModelCheck:
     read_bytes: int = 0
     cache_bytes: int = 0
     max_seq_len: int = 0
+    embedding_rows: int | None = None
     tokenizer: str = ""
     remarks: list[str] = field(default_factory=list)
     refused: str | None = None
@@ -122,6 +124,8 @@ def _check_gguf(checked: ModelCheck, file: Path) -> None:
 
 
 def _check_repository(checked: ModelCheck) -> None:
+    from attn_models.adapters.registry import require_known_family
+
     repository = hub.look_up(checked.source)
     names = hub.wanted_files(repository)
     if any(name.endswith(".gguf") for name in names):
@@ -134,7 +138,15 @@ def _check_repository(checked: ModelCheck) -> None:
         hub.fetch_files(repository, side, folder, silent)
         if not (folder / CONFIG_NAME).is_file():
             raise CheckpointInvalid.of(checked.source, f"has no {CONFIG_NAME}")
-        _describe(checked, _headers_only(folder, read_config(folder / CONFIG_NAME), hub.headers_of(repository)))
+        config = read_config(folder / CONFIG_NAME)
+        if (config.get("quantization_config") or {}).get("load_in_4bit"):
+            checked.family, checked.route = (
+                str(config.get("model_type")),
+                "as far as its config says; attn pull fetches it",
+            )
+            require_known_family(config.get("model_type"), config.get("requires"))
+            return
+        _describe(checked, _headers_only(folder, config, hub.headers_of(repository)))
         _describe_tokenizer(checked, folder)
 
 
@@ -155,7 +167,8 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
     checked.family = str(kind).rpartition("/")[2]
     checked.weight_bytes = sum(entry.nbytes for entry in checkpoint.tensors.entries.values())
     if through_transformers(checkpoint.config):
-        from attn_models.hf.causal import context_of, empty_causal
+        from attn_models.hf.causal import context_of
+        from attn_models.hf.loading import empty_causal
 
         model = empty_causal(checkpoint.path, checkpoint.config)
         checked.route = f"through transformers ({type(model).__name__}); its steps are compared when it is loaded"
@@ -190,7 +203,7 @@ def _described(checkpoint: CheckpointFolder) -> tuple[Any, Any]:
 
 def _count(checked: ModelCheck, model: torch.nn.Module, *, decodes: bool) -> None:
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    checked.parameters = sum(sizes.values())
+    checked.parameters, checked.embedding_rows = sum(sizes.values()), getattr(model, "vocab_size", None)
     experts = sum(size for name, size in sizes.items() if "experts." in name)
     config = getattr(model, "config", None)
     number, used = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
@@ -200,7 +213,7 @@ def _count(checked: ModelCheck, model: torch.nn.Module, *, decodes: bool) -> Non
 
 def _describe_tokenizer(checked: ModelCheck, path: Path, found: Tokenizer | None = None) -> None:
     if found is None and vocabulary_file(path) is not None:
-        found = Tokenizer.from_folder(path)
+        found = Tokenizer.from_folder(path, checked.embedding_rows)
     if found is not None:
         template = "with" if found.settings.chat_template else "without"
         checked.tokenizer = f"{found.vocab_size:,} tokens, {template} a chat template"

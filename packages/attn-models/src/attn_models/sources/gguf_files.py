@@ -34,6 +34,7 @@ from attn_models.weights import (
 )
 from attn_models.weights.atomic_write import staged_folder
 from attn_models.weights.checkpoint_folder import CONFIG_NAME, GENERATION_NAME, write_side_files
+from attn_models.weights.gguf_reader import parts_of
 from attn_models.weights.manifest import file_sha256
 from attn_models.weights.safe_files import refuse_code_format
 
@@ -110,7 +111,7 @@ def folder_of_gguf(file: str | Path, home: Path | None = None, report: Report = 
     if link.is_symlink() and _is_whole(link.resolve()):
         return link.resolve()
     # Within the resolution of clocks a file could change without another time of change.
-    settled = time.time() - path.stat().st_mtime > SETTLED
+    settled = time.time() - max(part.stat().st_mtime for part in _files(path)) > SETTLED
     folder = _kept_folder(path, cache, _name(path), report)
     if settled and folder.parent == cache:
         with contextlib.suppress(OSError):
@@ -153,15 +154,21 @@ def _is_whole(folder: Path) -> bool:
     return bool(records)
 
 
+def _files(path: Path) -> list[Path]:
+    """The file, or all parts of the model of which it is one."""
+    return [part for part in parts_of(path) if part.exists()]
+
+
 def _name(path: Path) -> str:
-    return hashlib.sha256(f"{file_sha256(path)} {_converter()}".encode()).hexdigest()[:40]
+    hashes = [file_sha256(file) for file in _files(path)]
+    return hashlib.sha256(f"{hashes} {_converter()}".encode()).hexdigest()[:40]
 
 
 def _identity(path: Path) -> str:
     """A hash of the path, of what the file system says about the file, and of the converter."""
-    found = path.stat()
-    facts = path.resolve(), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, _converter()
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:40]
+    found = [(part.resolve(), part.stat()) for part in _files(path)]
+    facts = [(place, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for place, at in found]
+    return hashlib.sha256(repr((facts, _converter())).encode()).hexdigest()[:40]
 
 
 @cache

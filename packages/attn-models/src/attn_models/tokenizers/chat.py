@@ -102,7 +102,7 @@ class ControlTokenPlaceholders:
         """
         texts = list(dict.fromkeys(texts_in(values)))
         found = sorted({token for text in texts for token in control(text)} - {""})
-        stands_for = dict(zip(found, _unused(texts, len(found)), strict=True))
+        stands_for = dict(zip(found, unused_characters(texts, len(found)), strict=True))
         pattern = re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))))
         if found:
             values = with_texts(values, lambda text: pattern.sub(lambda match: stands_for[match[0]], text))
@@ -119,7 +119,8 @@ class ControlTokenPlaceholders:
                 yield self.spelled.get(piece, piece), piece in self.spelled
 
 
-def _unused(texts: Sequence[str], count: int) -> list[str]:
+def unused_characters(texts: Sequence[str], count: int) -> list[str]:
+    """Characters of the private plane that no text has; raises `InvalidValue` if too few are left."""
     used = set().union(*texts) if count else set()
     unused = list(islice((chr(code) for code in PRIVATE_USE if chr(code) not in used), count))
     if len(unused) < count:

@@ -28,14 +28,17 @@ TEXT_LIMIT = 8 << 20
 
 
 class Generation(Extension):
-    """The block `{% generation %}`, which marks what the assistant says for training; it is rendered as any text."""
+    """The block `{% generation %}`, which marks what the assistant says for training; it is rendered as any text,
+    between the values `generation_begins` and `generation_ends` if they are given."""
 
     tags = {"generation"}  # noqa: RUF012 -- as the base class has it
 
     def parse(self, parser: Parser) -> nodes.Node:
         """The block as a scope of its own."""
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (nodes.Output([nodes.Name(f"generation_{name}", "load")]) for name in ("begins", "ends"))
+        return nodes.Scope([begin, *inside, end], lineno=line)
 
 
 def environment() -> ImmutableSandboxedEnvironment:

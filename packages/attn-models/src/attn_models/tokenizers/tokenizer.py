@@ -35,7 +35,7 @@ from attn_models.tokenizers.settings import (
     read_vocabulary_settings,
     settings_files,
 )
-from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors
+from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors, within_rows
 from attn_models.weights.checkpoint_folder import VOCABULARY_NAME, VOCABULARY_NAMES, vocabulary_file
 
 VOCABULARY_LIMIT = 64 << 20
@@ -57,6 +57,7 @@ class Tokenizer:
 
     Never pads or truncates, whatever its file specifies. Thread-safe. `read` are the files that the settings were read
     from, which `files` returns as they are. `remarks` say what was decided where these files contradict each other.
+    `rows` is the number of rows of the model's embedding; those without a token have an empty text.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Tokenizer:
         settings: TokenizerSettings,
         read: Mapping[str, Any] | None = None,
         remarks: tuple[str, ...] = (),
+        rows: int = 0,
     ) -> None:
         self._read = read
         self.remarks = remarks
@@ -79,20 +81,22 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(place for place, token in added.items() if token.special)
-        self._byte_texts = ByteDecoder.of(backend, self._special)
-        self._spelled_bytes = ByteDecoder(backend, ())
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._size = max(vocabulary.values()) + 1 if vocabulary else 0
+        self._rows = max(self._size, rows)
+        without = set(range(self._rows)).difference(vocabulary.values())
+        self._byte_texts = ByteDecoder.of(backend, self._special | without)
+        self._spelled_bytes = ByteDecoder(backend, ())
         single = isinstance(backend.model, models.WordLevel) and all(len(token) == 1 for token in vocabulary)
         self._characters = CharacterTable(vocabulary) if single and vocabulary else None
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Tokenizer:
+    def from_folder(cls, folder: str | Path, rows: int | None = None) -> Tokenizer:
         """The tokenizer of a checkpoint folder: its tokenizer.json, or else its SentencePiece file, with what the files
-        beside it say (`apply_config`, `read_settings`).
+        beside it say (`apply_config`, `read_settings`), for a model whose embedding has `rows` rows.
 
-        Raises `CheckpointInvalid`, naming the file, if it is missing or malformed, and for a SentencePiece file what
-        `sentencepiece_backend` raises.
+        Raises `CheckpointInvalid`, naming the file, if it is missing or malformed, and as `within_rows`; for a
+        SentencePiece file also what `sentencepiece_backend` raises.
         """
         path, given = vocabulary_file(Path(folder)), read_vocabulary_settings(Path(folder))
         if path is None:
@@ -108,7 +112,11 @@ class Tokenizer:
             backend, named = sentencepiece_backend(path, given)
             spelled: dict[str, Any] = {**named, **settings.special_tokens}
             settings, read = replace(settings, **spelled), {}
-        return cls(backend, settings, read, apply_config(backend, given, Path(folder) / CONFIG_NAME))
+        remarks = apply_config(backend, given, Path(folder) / CONFIG_NAME)
+        if rows is not None:
+            backend, left_out = within_rows(backend, rows, path)
+            remarks += left_out
+        return cls(backend, settings, read, remarks, rows or 0)
 
     @property
     def vocab_size(self) -> int:
@@ -445,10 +453,10 @@ class Tokenizer:
         return None if token is None else self.id(token)
 
     def _require_ids(self, ids: Sequence[int]) -> None:
-        if not len(ids) or (min(ids) >= 0 and max(ids) < self._size):
+        if not len(ids) or (min(ids) >= 0 and max(ids) < self._rows):
             return
-        place, token_id = next((p, i) for p, i in enumerate(ids) if not 0 <= i < self._size)
-        raise InvalidValue.of(f"token_ids[{place}]", token_id, f"0 to {self._size - 1}")
+        place, token_id = next((p, i) for p, i in enumerate(ids) if not 0 <= i < self._rows)
+        raise InvalidValue.of(f"token_ids[{place}]", token_id, f"0 to {self._rows - 1}")
 
 
 def _require_unicode(text: str) -> None:

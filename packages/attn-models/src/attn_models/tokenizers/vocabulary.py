@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import tokenizers
-from attn_core.errors import AttnError, InvalidValue
+from attn_core.errors import AttnError, CheckpointInvalid, InvalidValue
 from numpy.typing import NDArray
 from tokenizers import decoders
 
@@ -62,6 +64,27 @@ def ranked_merges(ranked: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         known = [pair for pair in cuts if pair[0] in ranked and pair[1] in ranked]
         yield from sorted(known, key=lambda pair: (ranked[pair[0]], ranked[pair[1]]))
+
+
+def within_rows(backend: tokenizers.Tokenizer, rows: int, path: Path) -> tuple[tokenizers.Tokenizer, tuple[str, ...]]:
+    """The tokenizer of the file `path` for a model whose embedding has `rows` rows, and a remark on what is left out.
+
+    As in llama.cpp, added tokens without a row are left out: text models of Gemma 3 have the token of the images that
+    others of the family read. Raises `CheckpointInvalid` if other tokens are without a row.
+    """
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    beyond = sorted((place, token) for token, place in vocabulary.items() if place >= rows)
+    if not beyond:
+        return backend, ()
+    if any(place >= rows for place in backend.get_vocab(with_added_tokens=False).values()):
+        rule = f"the tokenizer has {beyond[-1][0] + 1} tokens, but the embedding only {rows} rows"
+        raise CheckpointInvalid.of(path, rule)
+    described = json.loads(backend.to_str())
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["id"] < rows]
+    with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"its added tokens need more than {rows} rows: {said}")):
+        kept = tokenizers.Tokenizer.from_str(json.dumps(described))
+    names = ", ".join(repr(token) for _, token in beyond[:3])
+    return kept, (f"left out, as the embedding has only {rows} rows: {names}{', ...' if len(beyond) > 3 else ''}",)
 
 
 _ABSENT = -1

@@ -10,7 +10,7 @@ from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 
 from attn_models.weights.gguf_reader import GgufHeader, require_model
-from attn_models.weights.gguf_rope import FACTORS, rope_parameters, shortest_float32
+from attn_models.weights.gguf_rope import FACTOR_TENSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class Placement:
     `groups` equal blocks. `expert` is the index in a GGUF tensor that stacks several experts, None for the whole
     tensor. A `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`. A tensor that consists of several, or
     has other axes, is made of `parts`, concatenated along their axis `axis`; `source` is that of the first. For a
-    `decay` Hugging Face stores the logarithm of the negated value.
+    `decay` Hugging Face stores the logarithm of the negated value. `tiled`, an axis, a first index and two counts g and
+    n, says that from this index on GGUF stores the first of n heads of all g groups, then the second ones and so on,
+    and Hugging Face the n heads of each group.
     """
 
     source: str
@@ -51,6 +53,7 @@ class Placement:
     parts: tuple[Part, ...] = ()
     axis: int = 0
     decay: bool = False
+    tiled: tuple[int, ...] = ()
 
     @property
     def sources(self) -> dict[str, tuple[int, ...]]:
@@ -73,7 +76,7 @@ def matched(
         for source, shape in placement.sources.items():
             expected.setdefault(source, []).append((placement, shape))
     for name in header.tensors:
-        if name not in expected and not (has_factors and name == FACTORS):
+        if name not in expected and not (has_factors and name in FACTOR_TENSORS) and not _is_scale(header, name):
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is unexpected in a {family} model")
     for name, uses in expected.items():
         if name not in header.tensors:
@@ -84,6 +87,30 @@ def matched(
             given = list(header.tensors[name].shape)
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
     return [item for name in header.tensors for item, _ in expected.get(name, ()) if item.source == name]
+
+
+SCALED = ("NVFP4",)
+"""Types whose tensors may have another one with scales beside them."""
+
+
+def scale_of(name: str) -> str:
+    """The name of the tensor that holds the scale, or the scales of the experts, of the weight `name`."""
+    return f"{name.removesuffix('.weight')}.scale"
+
+
+def _is_scale(header: GgufHeader, name: str) -> bool:
+    """Whether a tensor is the scale of a weight, or of its inputs, which are not quantised here; raises
+    CheckpointInvalid for a malformed one."""
+    stem, _, leaf = name.rpartition(".")
+    weight, scale = header.tensors.get(f"{stem}.weight"), header.tensors[name]
+    if leaf not in ("scale", "input_scale") or weight is None or weight.type not in SCALED:
+        return False
+    counts = (1, weight.shape[0]) if len(weight.shape) > 2 else (1,)
+    if scale.type != "F32" or scale.elements not in counts:
+        raise CheckpointInvalid.of(
+            header.path, f"tensor {name!r} is {scale.type} {list(scale.shape)}; needed: F32 of {counts[-1]} numbers"
+        )
+    return True
 
 
 def layer_count(header: GgufHeader) -> int:
@@ -110,272 +137,6 @@ def count_or(header: GgufHeader, key: str, default: int) -> int:
 def number_or(header: GgufHeader, key: str, default: float) -> float:
     """The number under a key, or the default where there is none."""
     return header.number(key) if key in header.metadata else default
-
-
-OUTER_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
-def llama_config(header: GgufHeader) -> dict[str, Any]:
-    """The config.json of the Llama model in `header`.
-
-    Raises Incompatible for what the layout cannot express (experts, partial rotary positions) and
-    CheckpointInvalid for missing or invalid metadata.
-    """
-    heads = header.count("llama.attention.head_count")
-    width = header.count("llama.embedding_length")
-    key_value_heads = count_or(header, "llama.attention.head_count_kv", heads)
-    head_size = count_or(header, "llama.attention.key_length", width // heads)
-    _refuse_unsupported(header, head_size)
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-        "dtype": "bfloat16",
-        "head_dim": head_size,
-        "hidden_act": "silu",
-        "hidden_size": width,
-        "intermediate_size": header.count("llama.feed_forward_length"),
-        "max_position_embeddings": header.count("llama.context_length"),
-        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
-        "model_type": "llama",
-        "num_attention_heads": heads,
-        "num_hidden_layers": layer_count(header),
-        "num_key_value_heads": key_value_heads,
-        "rms_norm_eps": shortest_float32(header.number("llama.attention.layer_norm_rms_epsilon")),
-        "rope_parameters": rope_parameters(header, "llama"),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "vocab_size": vocabulary_size(header),
-    }
-    if heads % key_value_heads:
-        raise CheckpointInvalid.of(
-            header.path, f"{heads} query heads are not a multiple of {key_value_heads} key/value heads"
-        )
-    return config
-
-
-def llama_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placement]:
-    """A placement for every tensor of the file, and a check that none is missing or of a wrong shape.
-
-    Raises CheckpointInvalid naming the tensor.
-    """
-    return matched(header, _expected(config), "Llama", has_factors=True)
-
-
-def _expected(config: dict[str, Any]) -> list[Placement]:
-    width, vocabulary = config["hidden_size"], config["vocab_size"]
-    shapes = {"token_embd.weight": (vocabulary, width), "output_norm.weight": (width,)}
-    if not config["tie_word_embeddings"]:
-        shapes["output.weight"] = (vocabulary, width)
-    placements = [Placement(name, OUTER_NAMES[name], shape) for name, shape in shapes.items()]
-    for layer in range(config["num_hidden_layers"]):
-        placements += _layer(config, layer)
-    return placements
-
-
-def _layer(config: dict[str, Any], layer: int) -> list[Placement]:
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "attn_norm": (width,),
-        "attn_q": (queries, width),
-        "attn_k": (keys, width),
-        "attn_v": (keys, width),
-        "attn_output": (width, queries),
-        "ffn_norm": (width,),
-        "ffn_gate": (inner, width),
-        "ffn_up": (inner, width),
-        "ffn_down": (width, inner),
-    }
-    rotary = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    placements = []
-    for part, shape in shapes.items():
-        source, target = f"blk.{layer}.{part}", f"model.layers.{layer}.{LAYER_NAMES[part]}"
-        heads = rotary.get(part, 0)
-        placements.append(Placement(f"{source}.weight", f"{target}.weight", shape, rotary_heads=heads))
-        biased = len(shape) == 2 and config["attention_bias" if part.startswith("attn") else "mlp_bias"]
-        if biased:
-            placements.append(Placement(f"{source}.bias", f"{target}.bias", shape[:1], rotary_heads=heads))
-    return placements
-
-
-def _refuse_unsupported(header: GgufHeader, head_size: int) -> None:
-    rotated = count_or(header, "llama.rope.dimension_count", head_size)
-    value_size = count_or(header, "llama.attention.value_length", head_size)
-    problems = {
-        "experts (llama.expert_count)": header.metadata.get("llama.expert_count", 0) != 0,
-        f"rotary positions on {rotated} of {head_size} dimensions": rotated != head_size,
-        f"value heads of size {value_size} with key heads of size {head_size}": value_size != head_size,
-        "an odd head size": head_size % 2 == 1,
-    }
-    for what, present in problems.items():
-        if present:
-            raise Incompatible(f"{header.path}: not supported in a Llama model: {what}", path=header.path, what=what)
-
-
-PERIOD = 6
-LOCAL_BASE = 10000.0
-# Not stored in the file: scores are divided by √256 in every model size but the largest, which divides by √168.
-SCALARS = {62: 168}
-NAMES = LAYER_NAMES | {
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-
-
-def gemma_config(header: GgufHeader) -> dict[str, Any]:
-    """The config.json of the Gemma 3 text model in `header`.
-
-    Raises Incompatible for unsupported features and CheckpointInvalid for missing or invalid metadata.
-    """
-    heads = header.count("gemma3.attention.head_count")
-    size = count_or(header, "gemma3.attention.key_length", 256)
-    layers = layer_count(header)
-    if count_or(header, "gemma3.attention.value_length", size) != size:
-        raise Incompatible(
-            f"{header.path}: not supported in a Gemma model: value heads that differ in size from the key heads"
-        )
-    key_value_heads = count_or(header, "gemma3.attention.head_count_kv", heads)
-    if heads % key_value_heads:
-        raise CheckpointInvalid.of(
-            header.path, f"{heads} query heads are not a multiple of {key_value_heads} key/value heads"
-        )
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "attention_bias": False,
-        "dtype": "bfloat16",
-        "final_logit_softcapping": None,
-        "head_dim": size,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": header.count("gemma3.embedding_length"),
-        "intermediate_size": header.count("gemma3.feed_forward_length"),
-        "layer_types": ["sliding_attention" if (i + 1) % PERIOD else "full_attention" for i in range(layers)],
-        "max_position_embeddings": header.count("gemma3.context_length"),
-        "model_type": "gemma3_text",
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": key_value_heads,
-        "query_pre_attn_scalar": SCALARS.get(layers, 256),
-        "rms_norm_eps": shortest_float32(header.number("gemma3.attention.layer_norm_rms_epsilon")),
-        "rope_parameters": {"full_attention": _full_rope(header), "sliding_attention": _local_rope()},
-        "sliding_window": header.count("gemma3.attention.sliding_window"),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "vocab_size": vocabulary_size(header),
-    }
-
-
-def gemma2_config(header: GgufHeader) -> dict[str, Any]:
-    """The config.json of the Gemma 2 model in `header`; raises as `gemma_config`."""
-    heads, width, layers = header.count("gemma2.attention.head_count"), header.count(WIDTH_2), layer_count(header)
-    size = count_or(header, "gemma2.attention.key_length", 256)
-    if count_or(header, "gemma2.attention.value_length", size) != size:
-        raise Incompatible(
-            f"{header.path}: not supported in a Gemma model: value heads that differ in size from the key heads"
-        )
-    kind = header.metadata.get("gemma2.rope.scaling.type", "none")
-    if kind != "none":
-        raise Incompatible(f"{header.path}: not supported in a Gemma model: rotary scaling {kind!r}")
-    caps = {key: header.number(f"gemma2.{key}") for key in CAPS}
-    return {
-        "architectures": ["Gemma2ForCausalLM"],
-        "attention_bias": False,
-        "dtype": "bfloat16",
-        **caps,
-        "head_dim": size,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": width,
-        "intermediate_size": header.count("gemma2.feed_forward_length"),
-        "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
-        "max_position_embeddings": header.count("gemma2.context_length"),
-        "model_type": "gemma2",
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": count_or(header, "gemma2.attention.head_count_kv", heads),
-        # Not stored in the file: only the largest model, with 46 layers, does not divide scores by √head_dim.
-        "query_pre_attn_scalar": width // heads if layers == LARGEST_2 else size,
-        "rms_norm_eps": shortest_float32(header.number("gemma2.attention.layer_norm_rms_epsilon")),
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": shortest_float32(number_or(header, "gemma2.rope.freq_base", 10000.0)),
-        },
-        "sliding_window": header.count("gemma2.attention.sliding_window"),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "vocab_size": vocabulary_size(header),
-    }
-
-
-WIDTH_2, LARGEST_2 = "gemma2.embedding_length", 46
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-
-
-def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placement]:
-    """A placement for every tensor of the file; raises CheckpointInvalid naming one that does not fit."""
-    width, vocabulary = config["hidden_size"], config["vocab_size"]
-    placements = [
-        Placement("token_embd.weight", OUTER_NAMES["token_embd.weight"], (vocabulary, width)),
-        Placement("output_norm.weight", OUTER_NAMES["output_norm.weight"], (width,), subtracted=1.0),
-    ]
-    if not config["tie_word_embeddings"]:
-        placements.append(Placement("output.weight", OUTER_NAMES["output.weight"], (vocabulary, width)))
-    for layer in range(config["num_hidden_layers"]):
-        for part, shape in _layer_shapes(config).items():
-            target = f"model.layers.{layer}.{NAMES[part]}.weight"
-            # GGUF stores the gain of a norm, Hugging Face the gain minus one.
-            subtracted = 1.0 if len(shape) == 1 else 0.0
-            placements.append(Placement(f"blk.{layer}.{part}.weight", target, shape, subtracted=subtracted))
-    return matched(header, placements, f"Gemma {config['model_type'][5]}")
-
-
-def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    width, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    matrices: dict[str, tuple[int, ...]] = {
-        "attn_q": (queries, width),
-        "attn_k": (keys, width),
-        "attn_v": (keys, width),
-        "attn_output": (width, queries),
-        "ffn_gate": (inner, width),
-        "ffn_up": (inner, width),
-        "ffn_down": (width, inner),
-    }
-    gains: dict[str, tuple[int, ...]] = dict.fromkeys(
-        ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,)
-    )
-    if config["model_type"] == "gemma2":
-        return matrices | gains
-    return matrices | gains | dict.fromkeys(("attn_q_norm", "attn_k_norm"), (size,))
-
-
-def _full_rope(header: GgufHeader) -> dict[str, Any]:
-    base = shortest_float32(number_or(header, "gemma3.rope.freq_base", 1e6))
-    kind = header.metadata.get("gemma3.rope.scaling.type", "none")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": header.number("gemma3.rope.scaling.factor"), "rope_theta": base}
-    if kind != "none":
-        raise Incompatible(f"{header.path}: not supported in a Gemma model: rotary scaling {kind!r}")
-    return {"rope_type": "default", "rope_theta": base}
-
-
-def _local_rope() -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": LOCAL_BASE}
 
 
 READ = frozenset(
@@ -426,27 +187,6 @@ class GgufArchitecture:
     placements: Callable[[GgufHeader, dict[str, Any]], list[Placement]]
     read: frozenset[str]
     passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-
-
-ARCHITECTURES = {
-    "gemma2": GgufArchitecture(
-        "gemma2", gemma2_config, gemma_placements, frozenset({"attention.sliding_window", "vocab_size", *CAPS})
-    ),
-    "llama": GgufArchitecture(
-        "llama",
-        llama_config,
-        llama_placements,
-        frozenset({"expert_count", "rope.dimension_count", "vocab_size", "rope.scaling.factor"})
-        | {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
-    ),
-    "gemma3": GgufArchitecture(
-        "gemma3",
-        gemma_config,
-        gemma_placements,
-        frozenset({"attention.sliding_window", "rope.scaling.factor", "vocab_size", "mm.tokens_per_image"}),
-        {"attention.sliding_window_pattern": (PERIOD,), "rope.freq_base_swa": (LOCAL_BASE,)},
-    ),
-}
 
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attn_core.errors import CheckpointInvalid, Incompatible
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
 from attn_models.weights.gguf_architectures import (
     GgufArchitecture,
+    Part,
     Placement,
     count_or,
     layer_count,
@@ -35,19 +36,10 @@ FIELDS = {
 
 NORMS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BIASED = {"bias": ("attn_q", "attn_qkv"), "attention_bias": ("attn_q", "attn_qkv"), "feed_forward_bias": ("ffn_up",)}
-EXPERT = re.compile(r"\.experts\.(\d+)\.(gate|up|down)_proj\.weight$")
-WITHOUT_ROTARY = ("bloom", "gpt2", "mpt")
+EXPERT = re.compile(r"\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w3|w2)\.weight$")
+EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down"}
+WITHOUT_ROTARY = ("bloom", "gpt2", "gpt_bigcode", "mpt")
 """Families without rotary positions."""
-GPT2 = {
-    "vocab_size": "vocab_size",
-    "max_seq_len": "n_positions",
-    "hidden_size": "n_embd",
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "norm_eps": "layer_norm_epsilon",
-    "tie_word_embeddings": "tie_word_embeddings",
-}
 Keys = dict[str, Any]
 
 
@@ -96,7 +88,7 @@ class GgufFamily:
             if ours in fields and f"{self.name}.{key}" in header.metadata:
                 values[ours] = header.count(f"{self.name}.{key}")
         heads, size = self._heads(header)
-        shared = count_or(header, f"{self.name}.attention.head_count_kv", heads)
+        shared = self._shared(header, heads)
         values |= {ours: value for ours, value in (("num_kv_heads", shared), ("head_dim", size)) if ours in fields}
         for ours, parts in BIASED.items():
             if ours in fields:
@@ -112,14 +104,18 @@ class GgufFamily:
         from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
 
         adapter = decoder_adapter(config["model_type"])
-        decoder = adapter.from_hf_config(config)
+        try:
+            decoder = adapter.from_hf_config(config)
+        except InvalidValue as error:
+            what = error.metadata.get("field", "")
+            raise Incompatible(f"{header.path}: {error.message}", path=header.path, what=what) from error
         with init_empty_weights():
             model = adapter.build(decoder)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         architecture = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == self.name)
         names = get_tensor_name_map(architecture, decoder.num_layers)
         layout, found = adapter.layout(decoder), []
-        transposed = {item.name for item in layout.tensor_mappings(list(shapes)) if item.transposed}
+        stored = {item.name: item for item in layout.tensor_mappings(list(shapes))}
         for theirs, (shape, groups) in stored_shapes(layout, shapes).items():
             own = self.placed(header, config, theirs, shape)
             if own is not None:
@@ -134,7 +130,11 @@ class GgufFamily:
             heads = rotary_heads.get(source.split(".")[-2], 0) if self.permuted else 0
             fused = _fused(source, decoder) if groups > 1 else ()
             placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=groups, expert=expert)
-            found.append(replace(placement, transposed=theirs in transposed))
+            if stored[theirs].depthwise:
+                placement = replace(placement, parts=(Part(source, (shape[0], shape[-1])),))
+            # GGUF stores the gain of a norm where Hugging Face stores the gain minus one.
+            placement = replace(placement, transposed=stored[theirs].transposed, subtracted=stored[theirs].offset)
+            found.append(placement)
         return found
 
     def _fields(self) -> Mapping[str, str]:
@@ -149,11 +149,25 @@ class GgufFamily:
     def _heads(self, header: GgufHeader) -> tuple[int, int]:
         """The number of heads and the head size, which must be the same for keys and values."""
         heads, width = header.count(f"{self.name}.attention.head_count"), header.count(f"{self.name}.embedding_length")
+        shared = self._shared(header, heads)
+        if heads % shared or heads > width:
+            rule = f"{heads} query heads for {shared} key/value heads and a width of {width}"
+            raise CheckpointInvalid.of(header.path, rule)
         size = count_or(header, f"{self.name}.attention.key_length", width // heads)
         if count_or(header, f"{self.name}.attention.value_length", size) != size:
             rule = f"value heads that differ in size from the key heads are not supported for {self.name}"
             raise Incompatible(f"{header.path}: {rule}", path=header.path, what="attention.value_length")
         return heads, size
+
+    def _shared(self, header: GgufHeader, heads: int) -> int:
+        """The number of key/value heads of layers that have them: of hybrids there is a number for each layer."""
+        key = f"{self.name}.attention.head_count_kv"
+        if not isinstance(header.metadata.get(key), tuple):
+            return count_or(header, key, heads)
+        found = set(header.integers(key)) - {0}
+        if len(found) != 1 or min(found) < 1:
+            raise Incompatible(f"{header.path}: {key} is {sorted(found)}; needed: one number besides 0", what=key)
+        return found.pop()
 
     def architecture(self) -> GgufArchitecture:
         """The `GgufArchitecture` that reads files of this family."""
@@ -175,7 +189,8 @@ def _source(theirs: str, named: Callable[..., str | None]) -> tuple[str | None, 
     expert = EXPERT.search(theirs)
     if expert is not None:
         layer = re.search(r"\d+", theirs)
-        return f"blk.{layer[0] if layer else ''}.ffn_{expert[2]}_exps.weight", int(expert[1])
+        part = EXPERT_PARTS.get(expert[2], expert[2].removesuffix("_proj"))
+        return f"blk.{layer[0] if layer else ''}.ffn_{part}_exps.weight", int(expert[1])
     # For some families, converters remove this prefix before looking up a name.
     tried = (named(name, try_suffixes=(".weight", ".bias")) for name in (theirs, theirs.removeprefix("transformer.")))
     return next((found for found in tried if found is not None), None), None
@@ -190,92 +205,43 @@ def _fused(source: str, decoder: Any) -> tuple[int, ...]:
     return decoder.num_heads * size, shared, shared
 
 
-def _window(header: GgufHeader, name: str) -> Keys:
-    """The sliding window; null where the file has none."""
-    window = count_or(header, f"{name}.attention.sliding_window", 0)
-    return {"sliding_window": window or None}
-
-
 def number(header: GgufHeader, key: str) -> float:
     """The number under `key`, as the shortest decimal of the file's float32."""
     return shortest_float32(header.number(key))
 
 
-def _granite(header: GgufHeader) -> Keys:
-    theirs = {
-        "attention_multiplier": "attention.scale",
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-    }
+def experts(header: GgufHeader, counted: str = "num_experts", width: str = "moe_intermediate_size") -> Keys:
+    """The numbers of experts, all (under the key `counted`) and those of a token, and the `width` of one.
+
+    Raises CheckpointInvalid if the file has another number of experts than it says.
+    """
+    name = header.text("general.architecture")
+    count, stacked = header.count(f"{name}.expert_count"), first_tensor(header, "ffn_gate_exps")
+    if stacked[0] != count or len(stacked) != STACK:
+        rule = f"{count} experts, but a tensor 'ffn_gate_exps' of shape {list(stacked)}"
+        raise CheckpointInvalid.of(header.path, rule)
     return {
-        key: number(header, f"granite.{name}") for key, name in theirs.items() if f"granite.{name}" in header.metadata
+        counted: count,
+        "num_experts_per_tok": header.count(f"{name}.expert_used_count"),
+        width: stacked[1],
     }
 
 
-def _experts(header: GgufHeader) -> Keys:
-    count = header.count("qwen3moe.expert_count")
-    stacked = header.tensors.get("blk.0.ffn_gate_exps.weight")
-    if stacked is None or stacked.shape[0] != count:
-        raise CheckpointInvalid.of(
-            header.path,
-            f"{count} experts, but no tensor 'blk.0.ffn_gate_exps.weight' of {count} experts",
-        )
-    return {
-        "num_experts": count,
-        "num_experts_per_tok": header.count("qwen3moe.expert_used_count"),
-        "moe_intermediate_size": header.count("qwen3moe.expert_feed_forward_length"),
-        "norm_topk_prob": True,
-    }
+STACK = 3
+"""The number of axes of a tensor that stacks matrices."""
 
 
-def _falcon(header: GgufHeader) -> Keys:
-    heads = header.count("falcon.attention.head_count")
-    shared = count_or(header, "falcon.attention.head_count_kv", heads)
-    two_norms = "blk.0.attn_norm_2.weight" in header.tensors
-    new = two_norms or shared not in (1, heads)
-    keys = {"new_decoder_architecture": new, "multi_query": not new and shared == 1, "parallel_attn": True}
-    return keys | ({"num_kv_heads": shared, "num_ln_in_parallel_attn": 2 if two_norms else 1} if new else {})
+def first_tensor(header: GgufHeader, part: str) -> tuple[int, ...]:
+    """The shape of the weight of the first block that has this part; raises CheckpointInvalid if none has it."""
+    names = (name for name in header.tensors if name.startswith("blk.") and name.endswith(f".{part}.weight"))
+    found = next(names, None)
+    if found is None:
+        raise CheckpointInvalid.of(header.path, f"tensor 'blk.0.{part}.weight' is missing")
+    return header.tensors[found].shape
 
 
+EXPERTS = frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"})
 TURNED = frozenset({"rope.dimension_count", "vocab_size", "rope.scaling.factor"}) | {
     f"rope.scaling.yarn_{end}" for end in ("beta_fast", "beta_slow")
 }
 WINDOW = TURNED | {"attention.sliding_window"}
-LAYER_NORM = TURNED | {"attention.layer_norm_epsilon"}
-SCALES = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
-EXPERTS = frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"})
-
-GGUF_FAMILIES = (
-    GgufFamily("qwen2", "qwen2", read=TURNED),
-    GgufFamily("qwen3", "qwen3", read=TURNED),
-    GgufFamily("qwen3moe", "qwen3_moe", _experts, read=TURNED | EXPERTS),
-    GgufFamily("phi3", "phi3", lambda header: _window(header, "phi3"), read=WINDOW),
-    GgufFamily("smollm3", "smollm3", permuted=True, read=TURNED),
-    GgufFamily("granite", "granite", _granite, permuted=True, read=TURNED | SCALES),
-    GgufFamily("starcoder2", "starcoder2", lambda header: _window(header, "starcoder2"), read=LAYER_NORM | WINDOW),
-    GgufFamily(
-        "gptneox",
-        "gpt_neox",
-        lambda header: {"use_parallel_residual": bool(header.metadata.get("gptneox.use_parallel_residual", True))},
-        read=LAYER_NORM | {"use_parallel_residual"},
-    ),
-    GgufFamily("falcon", "falcon", _falcon, read=LAYER_NORM),
-    GgufFamily("gpt2", "gpt2", read=frozenset({"attention.layer_norm_epsilon"}), named=GPT2),
-    GgufFamily("bloom", "bloom", read=LAYER_NORM),
-    GgufFamily("mpt", "mpt", read=LAYER_NORM, passed={"attention.max_alibi_bias": (8.0,)}),
-    GgufFamily(
-        "command-r",
-        "cohere",
-        lambda header: {"logit_scale": number(header, "command-r.logit_scale")},
-        read=LAYER_NORM | {"logit_scale"},
-    ),
-    GgufFamily(
-        "cohere2",
-        "cohere2",
-        lambda header: _window(header, "cohere2") | {"logit_scale": number(header, "cohere2.logit_scale")},
-        read=LAYER_NORM | WINDOW | {"logit_scale"},
-    ),
-    GgufFamily("glm4", "glm4", read=TURNED),
-)
-"""Families with a llama.cpp architecture whose adapter is a `FamilyAdapter` or that of GPT-2."""

@@ -14,6 +14,9 @@ FACTORS = "rope_freqs.weight"
 """The tensor of divisors of the rotary frequencies [head_dim / 2], float32."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The scaling of every published model with such factors (Llama 3.1 to 3.3, EXAONE 4, Apertus), besides its factor."""
+LONG = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""The tensors of divisors of LongRoPE, within the training context and beyond it, by their keys in config.json."""
+FACTOR_TENSORS = frozenset({FACTORS, *LONG.values()})
 MOST_FACTORS = 4096
 
 
@@ -41,6 +44,8 @@ def rope_scaling(header: GgufHeader, name: str, base: float) -> dict[str, Any]:
     kind = header.metadata.get(f"{name}.rope.scaling.type", "linear" if stretched else "none")
     if FACTORS in header.tensors:
         return _llama3(header, base, kind)
+    if all(tensor in header.tensors for tensor in LONG.values()):
+        return _longrope(header, name)
     if kind == "none":
         return {}
     if kind not in ("linear", "yarn"):
@@ -53,6 +58,14 @@ def rope_scaling(header: GgufHeader, name: str, base: float) -> dict[str, Any]:
         found = {key: header.number(place) for key, place in given.items() if place in header.metadata}
         scaling |= {key: shortest_float32(number) for key, number in found.items()}
     return scaling
+
+
+def _longrope(header: GgufHeader, name: str) -> dict[str, Any]:
+    """LongRoPE, with the file's own factor on queries and keys."""
+    factors = {key: [shortest_float32(one) for one in _factors(header, tensor)] for key, tensor in LONG.items()}
+    given = f"{name}.rope.scaling.attn_factor"
+    stretched = {"attention_factor": header.number(given)} if given in header.metadata else {}
+    return {"rope_type": "longrope", **factors, **stretched}
 
 
 def _llama3(header: GgufHeader, base: float, kind: Any) -> dict[str, Any]:
@@ -75,14 +88,14 @@ def llama3_factors(count: int, base: float, wide: float) -> list[float]:
     return [1 / ((1 - share) / wide + share) for share in mixed]
 
 
-def _factors(header: GgufHeader) -> tuple[float, ...]:
-    tensor = header.tensors[FACTORS]
+def _factors(header: GgufHeader, name: str = FACTORS) -> tuple[float, ...]:
+    tensor = header.tensors[name]
     if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.elements > MOST_FACTORS:
         rule = f"is {tensor.type} of shape {list(tensor.shape)}; needed: F32 of shape [head size / 2]"
-        raise CheckpointInvalid.of(header.path, f"tensor {FACTORS!r} {rule}")
-    with header.path.open("rb") as file:
+        raise CheckpointInvalid.of(header.path, f"tensor {name!r} {rule}")
+    with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
         factors = struct.unpack(f"<{tensor.elements}f", file.read(tensor.nbytes))
     if not all(0 < one < math.inf for one in factors):
-        raise CheckpointInvalid.of(header.path, f"tensor {FACTORS!r} holds numbers that are not above 0")
+        raise CheckpointInvalid.of(header.path, f"tensor {name!r} holds numbers that are not above 0")
     return factors

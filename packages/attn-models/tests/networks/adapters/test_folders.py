@@ -14,6 +14,7 @@ from attn_models.loading import load_model, save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("strangers")
@@ -75,6 +76,17 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tin
     save_model(tmp_path / "model", Decoder(tiny(vocab_size=5)), character_tokenizer("abcdef"))
     with pytest.raises(CheckpointInvalid, match="6 tokens, but the embedding only 5 rows"):
         load_model(tmp_path / "model")
+
+
+def test_added_tokens_without_a_row_are_left_out(tiny, tmp_path):
+    """As of text models of Gemma 3, whose tokenizer has the token of the images that others of the family read."""
+    tokenizer = character_tokenizer("abc<>")
+    tokenizer.backend.add_tokens([AddedToken("<b>", special=True), AddedToken("<a>", special=True)])
+    save_model(tmp_path / "model", Decoder(tiny(vocab_size=6)), tokenizer)
+    loaded = load_model(tmp_path / "model").tokenizer
+    assert loaded.vocab_size == 6
+    assert loaded.encode("<a><b>") == [*character_tokenizer("abc<>").encode("<a>"), 5]
+    assert "'<a>'" in loaded.remarks[-1]
 
 
 def test_code_that_a_folder_asks_for_is_not_run_and_that_is_said(saved, caplog):

@@ -69,10 +69,12 @@ def test_a_tagger_comes_back_with_its_tags(tmp_path, fields):
 def test_the_logits_are_those_of_the_equation():
     model = drawn("masked_lm").double()
     rows = model.encoder(TOKENS)[0, 3]
-    shaped = model.transform.weight @ rows + model.transform.bias
+    head = model.cls["predictions"]
+    dense, norm = head.transform["dense"], head.transform["LayerNorm"]
+    shaped = dense.weight @ rows + dense.bias
     shaped = shaped * 0.5 * (1 + torch.erf(shaped / math.sqrt(2)))
-    shaped = (shaped - shaped.mean()) / (shaped.var(correction=0) + 1e-12).sqrt() * model.norm.weight + model.norm.bias
-    expected = torch.stack([shaped @ row for row in model.encoder.embedding.weight]) + model.bias
+    shaped = (shaped - shaped.mean()) / (shaped.var(correction=0) + 1e-12).sqrt() * norm.weight + norm.bias
+    expected = torch.stack([shaped @ row for row in model.encoder.embedding.weight]) + head.bias
     torch.testing.assert_close(model(TOKENS)[0, 3], expected)
 
 

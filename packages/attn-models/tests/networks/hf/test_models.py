@@ -129,11 +129,30 @@ def test_a_classifier_reads_the_last_token_that_is_not_padding(tmp_path):
     assert model(tokens, labels=torch.tensor([1])).loss.requires_grad
 
 
+@pytest.mark.parametrize("mechanism", ["mha", "linear"])
+@torch.no_grad()
+def test_documents_end_to_end_do_not_see_each_other(mechanism, tmp_path):
+    model = read(written(tmp_path / "own", mechanism))
+    one, two = (torch.tensor([TOKENIZER.encode(text)]) for text in ("the quick", "fox"))
+    places = torch.tensor([[*range(one.shape[1]), *range(two.shape[1])]])
+    both = model(torch.cat([one, two], dim=1), position_ids=places).logits
+    alone = torch.cat([model(one).logits, model(two).logits], dim=1)
+    torch.testing.assert_close(both, alone, atol=2e-5, rtol=0)
+    counted = model(one, position_ids=torch.arange(one.shape[1])[None], token_type_ids=torch.zeros_like(one))
+    torch.testing.assert_close(counted.logits, model(one).logits, atol=2e-5, rtol=0)
+    with pytest.raises(InvalidValue, match="position_ids"):
+        model(one, position_ids=torch.arange(one.shape[1])[None] + 1)
+    with pytest.raises(InvalidValue, match="position_ids"):
+        model(one.repeat(2, 1), position_ids=places[:, -one.shape[1] :])
+
+
 def test_what_is_not_supported_is_refused_by_name(tmp_path):
     model = read(written(tmp_path / "own", "mha"))
     tokens = torch.tensor([TOKENIZER.encode("the")])
     with pytest.raises(Incompatible, match="inputs_embeds"):
         model(tokens, inputs_embeds=torch.zeros(1, 3, 32))
+    with pytest.raises(Incompatible, match="cu_seq_lens_q"):
+        model(tokens, cu_seq_lens_q=torch.tensor([0, 3]))
     with pytest.raises(InvalidValue, match="attention_mask"):
         model(tokens, attention_mask=torch.ones(1, 1, 3, 3))
     with pytest.raises(InvalidValue, match="hidden_size"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from attn_core.kernels.recurrence import Steps
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 from torch.nn.functional import pad
 
 
@@ -24,6 +25,19 @@ def recurrent(steps: Steps, before: Tensor | None = None) -> tuple[Tensor, Tenso
     return torch.stack(outs, dim=1) if outs else steps.value[:, :0], memory
 
 
+def scanned(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The result of `recurrent` for graphs of any number of tokens, in which a loop would be unrolled."""
+
+    def one(memory: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        token = Steps(*(parts.pop(0)[:, None] if part is not None else None for part in steps))  # type: ignore[arg-type]
+        memory = updated(token, 0, memory)
+        return memory, read(memory, token.query[:, 0])
+
+    given = [part for part in steps if part is not None]
+    after, out = scan(one, steps.nothing() if before is None else before, given, dim=1)
+    return out, after
+
+
 def updated(steps: Steps, token: int, memory: Tensor) -> Tensor:
     """The state [batch, heads, key_size, value_size] after one token."""
     key, value = steps.key[:, token], steps.value[:, token]
@@ -36,6 +50,9 @@ def updated(steps: Steps, token: int, memory: Tensor) -> Tensor:
 
 def read(memory: Tensor, query: Tensor) -> Tensor:
     """Multiply queries [batch, heads, key_size] by the state: [batch, heads, value_size]."""
+    if torch.compiler.is_exporting():
+        # A matrix product of unknown batch needs sizes, which the body of a scan in ONNX does not get.
+        return (query[..., None] * memory).sum(-2)
     return torch.matmul(query[..., None, :], memory)[..., 0, :]
 
 
@@ -168,6 +185,8 @@ def chunked(steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Te
     """The chunked form: the result of `recurrent`, with pairs computed within chunks of `chunk` tokens."""
     if steps.key.shape[1] == 0:
         return steps.value, steps.nothing() if before is None else before
+    if torch.compiler.is_exporting():
+        return scanned(steps, before)
     part = _chunks(steps, chunk)
     out, after = _additive(part, before) if part.strength is None else _delta(part, part.strength, before)
     return out.transpose(2, 3).flatten(1, 2)[:, : steps.key.shape[1]], after

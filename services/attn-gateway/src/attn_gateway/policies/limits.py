@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from attn_core.errors import OutOfCapacity, Unavailable, UserError
 from attn_schema.methods import Row
 
-from attn_gateway.call import LOCAL, Call, Charge
+from attn_gateway.call import LOCAL, Call, Charge, Rate
 from attn_gateway.tenants import Tenant, Tenants
 
 WAITING_PER_STREAM = 4
@@ -52,6 +52,11 @@ class Bucket:
         """Reduce the level, even below zero."""
         self._level -= amount
 
+    def rate(self) -> Rate:
+        """What is left now."""
+        seconds = self.wait(self._most)
+        return Rate(self._per_second * MINUTE, max(0, int(self._level)), seconds)
+
 
 class TenantUse:
     """The current use of a tenant's limits."""
@@ -62,14 +67,17 @@ class TenantUse:
         self._requests = tenant.requests_per_minute and Bucket(tenant.requests_per_minute, 1.0, clock)
         self._tokens = tenant.tokens_per_minute and Bucket(tenant.tokens_per_minute, 1.0, clock)
 
-    def begin(self) -> None:
-        """Count a call that starts; raises `OutOfCapacity` naming the limit that is reached."""
+    def begin(self, *, counted: bool = False) -> None:
+        """Count a call that starts; raises `OutOfCapacity` naming the limit that is reached.
+
+        One that is `counted` belongs to a request that was admitted: only its running is counted.
+        """
         tenant = self.tenant
         if tenant.max_running is not None and self.running >= tenant.max_running:
             raise _reached("max_running", tenant.max_running, 1.0)
-        if self._tokens and (wait := self._tokens.wait(1.0)) > 0:
+        if self._tokens and not counted and (wait := self._tokens.wait(1.0)) > 0:
             raise _reached("tokens_per_minute", tenant.tokens_per_minute, wait)
-        if self._requests:
+        if self._requests and not counted:
             if (wait := self._requests.wait(1.0)) > 0:
                 raise _reached("requests_per_minute", tenant.requests_per_minute, wait)
             self._requests.take(1.0)
@@ -78,6 +86,11 @@ class TenantUse:
     def end(self) -> None:
         """Count a call that has ended."""
         self.running -= 1
+
+    def rates(self) -> dict[str, Rate]:
+        """What is left now of each limit a minute that the tenant has."""
+        buckets = {"requests": self._requests, "tokens": self._tokens}
+        return {name: bucket.rate() for name, bucket in buckets.items() if bucket}
 
     def spend(self, tokens: int) -> None:
         """Count tokens, or with a negative number give them back; a running call continues, and later ones are refused
@@ -199,7 +212,8 @@ class Limits:
             use = self.use_of(call.tenant)
             call.charge = Charge(use.spend if use else None)
             if use:
-                use.begin()
+                call.rates = use.rates
+                use.begin(counted=call.counted)
             self._inside += 1
             try:
                 yield

@@ -136,8 +136,10 @@ class Measured:
         metrics.count("attn_calls", (record.method, code.name))
         metrics.observe("attn_call_duration_seconds", (record.method,), seconds)
         facts: dict[str, Any] = {"model": record.model, "tenant": record.tenant}
-        if record.usage is not None:
-            usage = record.usage
+        usage = record.usage
+        if usage is None and record.call.observe is not None:  # it failed or was cancelled, after its prompt was read
+            metrics.count("attn_prompt_tokens", labels, record.call.charge.prompt_tokens)
+        if usage is not None:
             metrics.observe("attn_e2e_request_latency_seconds", labels, seconds)
             if usage.queue_time is not None:
                 metrics.observe("attn_request_queue_time_seconds", labels, usage.queue_time)

@@ -11,7 +11,10 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema.text_files import files_of, read_lines
 from attn_schema.training import DataConfig
 
+from attn_train.data.conversations import found_in, read_splits
 from attn_train.data.pairs import SAMPLE_FILE, VALIDATION
+from attn_train.data.shapes import LABELS
+from attn_train.data.token_shards.inputs import has_rows
 from attn_train.tasks.seq2seq import learned_tokenizer
 from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
 
@@ -35,12 +38,13 @@ class LabelledDataset(TaggedDataset):
     """Training and validation texts, as sequences of one class each; `cut` texts were longer than the context."""
 
     cut: int = 0
+    notes: str = ""
 
     @property
     def summary(self) -> str:
         """The numbers of texts."""
         cut = f"; {self.cut} were cut at the context" if self.cut else ""
-        return f"{len(self.training)} training and {len(self.validation)} validation texts{cut}"
+        return f"{len(self.training)} training and {len(self.validation)} validation texts{cut}{self.notes}"
 
 
 def label_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -53,6 +57,16 @@ def label_files(path: Path) -> tuple[list[Path], list[Path]]:
     if not training:
         raise InvalidValue.of(FIELD, str(path), "a folder with files *train*.tsv or *train*.tsv.gz")
     return training, [file for file in files if any(part in file.name for part in VALIDATION) and file not in training]
+
+
+def labelled_texts(config: DataConfig) -> tuple[list[LabelledText], list[LabelledText], str]:
+    """Return the texts for training and validation at the path of a config, and what was left out, as text."""
+    path = Path(config.path or "")
+    if not has_rows(path, headed=bool(config.columns)):
+        files = label_files(path)
+        return read_labels(files[0]), read_labels(files[1]), ""
+    training, validation, notes = read_splits(config, found_in(LABELS))
+    return [LabelledText(*one) for one in training], [LabelledText(*one) for one in validation], notes
 
 
 def read_labels(paths: Sequence[Path]) -> list[LabelledText]:
@@ -86,9 +100,9 @@ def load_labels(config: DataConfig, context: int, tokenizer: str) -> LabelledDat
     if config.name is not None:
         if config.name not in INCLUDED:
             raise UnknownName.of("set of labelled texts", config.name, list(INCLUDED))
-        training, validation = questions(), list[LabelledText]()
+        training, validation, notes = questions(), list[LabelledText](), ""
     else:
-        training, validation = (read_labels(paths) for paths in label_files(Path(config.path or "")))
+        training, validation, notes = labelled_texts(config)
     if not validation:
         count = int(len(training) * config.validation_fraction)
         training, validation = training[: len(training) - count], training[len(training) - count :]
@@ -99,7 +113,7 @@ def load_labels(config: DataConfig, context: int, tokenizer: str) -> LabelledDat
     both = [tokenize_labels(texts, made, names) for texts in (training, validation)]
     cut = sum(len(one.tokens) > context for texts in both for one in texts)
     shorter = [[shortened(one, context) for one in texts] for texts in both]
-    return LabelledDataset(shorter[0], shorter[1], names, made, cut=cut)
+    return LabelledDataset(shorter[0], shorter[1], names, made, cut=cut, notes=notes)
 
 
 def tokenize_labels(texts: Sequence[LabelledText], tokenizer: Tokenizer, names: Sequence[str]) -> list[TaggedTokens]:

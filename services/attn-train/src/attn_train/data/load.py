@@ -16,19 +16,23 @@ from attn_schema.model import DECODER, ModelConfig
 from attn_schema.text_files import files_of
 from attn_schema.training import DataConfig, TrainingConfig
 
+from attn_train.data.conversations import found_in, read_splits
 from attn_train.data.labels import load_labels
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
+from attn_train.data.shapes import TEXTS
 from attn_train.data.synthetic import TASKS
-from attn_train.data.token_shards.inputs import split_files
+from attn_train.data.token_shards.inputs import has_rows, split_files
 from attn_train.data.token_shards.shards import MANIFEST
 from attn_train.data.treebank import load_tags
 from attn_train.tasks.base import Dataset
 from attn_train.tasks.completion import completion_dataset
+from attn_train.tasks.grpo import prompt_dataset
 from attn_train.tasks.instruction_tuning import chat_dataset
-from attn_train.tasks.language_modeling import CHARACTER, TextDataset, read_text, tokenize
+from attn_train.tasks.language_modeling import CHARACTER, TextDataset, read_text, tokenize, tokenize_documents
 from attn_train.tasks.masked_language_modeling import MaskedTextDataset
 from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.preferences import preference_dataset
+from attn_train.tasks.prepared_records import open_records
 from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned_tokenizer
 
 TEXT, PAIRS, MASKED, TAGS, LABELS, IMAGES = "text", "pairs", "masked", "tags", "labels", "images"
@@ -70,7 +74,8 @@ def data_kind_of(model: ModelConfig) -> str:
 def load_dataset(config: TrainingConfig, home: Path, log: Callable[[str], None]) -> Dataset:
     """Load the dataset of a configuration; raises as `load_text` does."""
     if config.data.prepared:
-        return open_prepared(config.data.sources)
+        records = config.data.format == "preference" or config.model.is_encoder_decoder
+        return open_records(config) if records else open_prepared(config.data.sources)
     if config.data.format != "text":
         return load_conversations(config, home)
     return _load_dataset(config, home, log)
@@ -100,6 +105,8 @@ def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     """Load the conversations of the file that the config names, formatted with the chat template of its tokenizer."""
     tokenizer = Tokenizer.from_folder(tokenizer_folder(config.data.tokenizer, home))
     length = config.model.sequence_length
+    if config.data.format == "prompt":
+        return prompt_dataset(config, tokenizer)
     if config.data.format == "chat":
         return chat_dataset(config.data, tokenizer, max_length=length)
     return preference_dataset(config.data, tokenizer, loss=config.objective.preference_loss, max_length=length)
@@ -143,13 +150,20 @@ def load_text(config: DataConfig, home: Path, log: Callable[[str], None]) -> Tex
     Raises `InvalidValue` or `UnknownName` for a text that cannot be read, `Unavailable` if the download fails.
     """
     path = text_path(config, home, log)
+    if has_rows(path):
+        training, kept, notes = read_splits(config.replace(dataset=str(path.absolute())), found_in(TEXTS))
+        return tokenize_documents(training, kept, tokenizer=_learned_or_folder(config, home), notes=notes)
     splits = split_files(path, files_of(path))
     return tokenize(
         read_text(splits["train"]),
         held_out=read_text(splits["validation"]),
-        tokenizer=config.tokenizer if is_byte_pairs(config.tokenizer) else tokenizer_folder(config.tokenizer, home),
+        tokenizer=_learned_or_folder(config, home),
         validation=config.validation_fraction,
     )
+
+
+def _learned_or_folder(config: DataConfig, home: Path) -> str:
+    return config.tokenizer if is_byte_pairs(config.tokenizer) else tokenizer_folder(config.tokenizer, home)
 
 
 def tokenizer_folder(tokenizer: str, home: Path) -> str:

@@ -12,7 +12,11 @@ from attn_schema.model import ModelConfig
 from attn_schema.text_files import read_lines
 from attn_schema.training import DataConfig
 
-from attn_train.data.synthetic import PAIRS, TASKS, caption_pairs, synthetic_pairs
+from attn_train.data.conversations import found_in, read_splits
+from attn_train.data.shapes import PAIRS
+from attn_train.data.synthetic import PAIRS as SYNTHETIC
+from attn_train.data.synthetic import TASKS, caption_pairs, synthetic_pairs
+from attn_train.data.token_shards.inputs import has_rows
 from attn_train.tasks.seq2seq import PairDataset, TextPair, tokenize_pairs
 
 SAMPLE = "tatoeba-en-zh"
@@ -38,7 +42,7 @@ def known_pair_sets() -> list[str]:
 
 def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDataset:
     """Load and tokenize the pairs of a config; raises `InvalidValue` or `UnknownName` if they cannot be read."""
-    both = _texts(config)
+    *both, notes = _texts(config)
     training, validation = ([pair for pair in pairs if all(pair)] for pairs in both)
     empty = sum(map(len, both)) - len(training) - len(validation)
     if not validation:
@@ -46,12 +50,12 @@ def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDa
         training, validation = training[: len(training) - count], training[len(training) - count :]
     lengths = model.encoder_length, model.sequence_length
     found = tokenize_pairs(training, validation, tokenizer=tokenizer, longest=lengths)
-    return replace(found, empty=empty)
+    return replace(found, empty=empty, notes=notes)
 
 
 def synthetic_task_pairs(rule: str, max_pairs: int = 0) -> list[TextPair]:
     """Return the pairs of a synthetic task, at most `max_pairs` of them; 0 means all."""
-    return synthetic_pairs(rule, min(max_pairs or PAIRS, PAIRS), RULE_SEED)
+    return synthetic_pairs(rule, min(max_pairs or SYNTHETIC, SYNTHETIC), RULE_SEED)
 
 
 def pair_paths(path: Path, languages: str) -> list[Path]:
@@ -84,21 +88,25 @@ def _of_side(folder: Path, part: str, side: str) -> Path:
     raise InvalidValue.of("config.data.dataset", str(folder), f"a folder with {part}.{side} or {part}.{side}.gz")
 
 
-def _texts(config: DataConfig) -> tuple[list[TextPair], list[TextPair]]:
+def _texts(config: DataConfig) -> tuple[list[TextPair], list[TextPair], str]:
+    """Return the pairs for training and validation, and what was left out in reading rows, as text."""
     max_pairs = config.max_pairs or MAX_PAIRS
     if config.name is not None:
         if config.name == SAMPLE:
-            return _columns(SAMPLE_FILE, max_pairs), []
+            return _columns(SAMPLE_FILE, max_pairs), [], ""
         if config.name == CAPTIONS:
-            return caption_pairs(min(max_pairs, IMAGES), RULE_SEED)
+            return *caption_pairs(min(max_pairs, IMAGES), RULE_SEED), ""
         if config.name not in TASKS:
             raise UnknownName.of("set of pairs", config.name, known_pair_sets())
-        return synthetic_task_pairs(config.name, config.max_pairs), []
+        return synthetic_task_pairs(config.name, config.max_pairs), [], ""
+    if has_rows(Path(config.path or ""), headed=bool(config.columns)):
+        training, kept, notes = read_splits(config, found_in(PAIRS))
+        return training[:max_pairs], kept, notes
     files = pair_paths(Path(config.path or ""), config.languages)
     if len(files) == 1:
-        return _columns(files[0], max_pairs), []
+        return _columns(files[0], max_pairs), [], ""
     training = _sides(files[0], files[1], max_pairs)
-    return training, _sides(files[2], files[3], max_pairs) if len(files) == 4 else []
+    return training, _sides(files[2], files[3], max_pairs) if len(files) == 4 else [], ""
 
 
 def _sides(source: Path, target: Path, max_pairs: int) -> list[TextPair]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,18 +18,18 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema.prepared import ShowConfig
 
 from attn_train.data.conversations import (
-    ASSISTANT,
-    WEIGHT,
-    Messages,
+    PreferencePair,
     checked_chats,
     checked_preferences,
     read_chats,
     read_preferences,
     read_rows,
+    rows_in,
 )
-from attn_train.data.shapes import CHATS, PREFERENCES, TEXTS, Reading, TokenRow
+from attn_train.data.rendering import WEIGHT
+from attn_train.data.shapes import ASSISTANT, CHATS, PAIRS, PREFERENCES, TEXTS, THOUGHT, Chat, Reading, TokenRow, needed
 from attn_train.data.token_shards.encoders import ids_and_learned
-from attn_train.data.token_shards.inputs import columns_of, input_files, split_files
+from attn_train.data.token_shards.inputs import Row, columns_of, input_files, split_files
 
 EXAMPLES = 5
 """The number of examples that are shown."""
@@ -83,7 +85,7 @@ def preview(path: str, config: ShowConfig, tokenizer: Tokenizer | None) -> Previ
     reading = Reading.of(config)
     files = split_files(Path(path), input_files([path]))["train"]
     known = format_of(columns_of(files[0]), reading)
-    examples = islice(_examples(known, files, tokenizer, reading), config.rows)
+    examples = islice(_examples(known, rows_in(files, reading), tokenizer, reading), config.rows)
     return Preview(known, reading, list(examples), tokenizer is not None)
 
 
@@ -91,32 +93,29 @@ def format_of(columns: Sequence[str] | None, reading: Reading) -> str:
     """Return the format of files with these columns, None for text; raises `InvalidValue` for columns of no shape."""
     if columns is None:
         return "text"
-    names = (set(columns) - set(reading.columns.values())) | set(reading.columns)
-    for known, shapes in {"preference": PREFERENCES, "chat": CHATS, "text": TEXTS}.items():
-        if any(names.issuperset(shape.needs) for shape in shapes):
+    for known, shapes in {"preference": PREFERENCES, "chat": CHATS, "pairs": PAIRS, "text": TEXTS}.items():
+        with suppress(InvalidValue):
+            reading.needed_of(columns, shapes)
             return known
-    needs = "; or ".join(", ".join(shape.needs) for shape in (*CHATS, *PREFERENCES, *TEXTS))
-    raise InvalidValue.of("columns", ", ".join(columns), f"{needs}; name others with --columns NAME=COLUMN")
+    reading.needed_of(columns, (*CHATS, *PREFERENCES, *PAIRS, *TEXTS))
+    raise InvalidValue.of("columns", ", ".join(columns), needed(CHATS))
 
 
-def _examples(
-    known: str, files: Sequence[Path], tokenizer: Tokenizer | None, reading: Reading
-) -> Iterator[list[Pieces]]:
-    if known == "text":
-        for _, text in read_rows(files, TEXTS, reading):
-            yield [[(text, True)] if tokenizer is None else _tokens(tokenizer, tokenizer.encode(text))]
-    elif tokenizer is None and known == "chat":
-        for _, row in checked_chats(files, reading):
-            yield [_messages(row)]
+def _examples(known: str, rows: Iterable[Row], tokenizer: Tokenizer | None, reading: Reading) -> Iterator[list[Pieces]]:
+    if known in ("text", "pairs"):
+        for _, found in read_rows(rows, {"text": TEXTS, "pairs": PAIRS}[known], reading):
+            texts = [found] if isinstance(found, str) else found
+            yield [
+                [(text, True)] if tokenizer is None else _tokens(tokenizer, tokenizer.encode(text)) for text in texts
+            ]
     elif tokenizer is None:
-        for _, both in checked_preferences(files, reading):
-            yield [_messages(messages) for messages in both if messages is not None]
-    elif known == "chat":
-        for chat in read_chats(files, tokenizer, reading):
-            yield [_tokens(tokenizer, *ids_and_learned(chat))]
+        for _, checked in (checked_chats if known == "chat" else checked_preferences)(rows, reading):
+            chats = checked if isinstance(checked, tuple) else [checked]
+            yield [_messages(chat) for chat in chats if chat is not None]
     else:
-        for pair in read_preferences(files, tokenizer, reading):
-            yield [_tokens(tokenizer, *ids_and_learned(chat)) for chat in pair.chats]
+        for example in (read_chats if known == "chat" else read_preferences)(rows, tokenizer, reading):
+            tokenized = example.chats if isinstance(example, PreferencePair) else [example]
+            yield [_tokens(tokenizer, *ids_and_learned(chat)) for chat in tokenized]
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int], learned: Sequence[int] | None = None) -> Pieces:
@@ -124,13 +123,17 @@ def _tokens(tokenizer: Tokenizer, ids: Sequence[int], learned: Sequence[int] | N
     return [(tokenizer.decode([token], skip_special=False), flag) for token, flag in zip(ids, flags, strict=True)]
 
 
-def _messages(row: Messages | TokenRow) -> Pieces:
-    if isinstance(row, TokenRow):
-        return [(f"{token} ", learned) for token, learned in zip(row.ids, row.learned, strict=True)]
-    pieces: Pieces = []
-    for message in row:
+def _messages(row: Chat | Sequence[TokenRow]) -> Pieces:
+    if not isinstance(row, Chat):
+        return [(f"{token} ", learned) for one in row for token, learned in zip(one.ids, one.learned, strict=True)]
+    pieces: Pieces = [(f"{name}: {json.dumps(value)}\n", False) for name, value in row.values.items()]
+    for message in row.messages:
         learned = message["role"] == ASSISTANT and bool(message.get(WEIGHT, 1))
-        pieces += [(f"{message['role']}: ", False), (message["content"], learned), ("\n", False)]
+        pieces.append((f"{message['role']}: ", False))
+        for key in (THOUGHT, "content", "tool_calls"):
+            if value := message.get(key):
+                pieces.append((value if isinstance(value, str) else json.dumps(value), learned))
+        pieces.append(("\n", False))
     return pieces
 
 

@@ -13,7 +13,8 @@ from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.data.conversations import TokenizedChat, read_chats, read_splits
+from attn_train.data.conversations import read_chats, read_splits
+from attn_train.data.rendering import TokenizedChat
 from attn_train.tasks.base import (
     PADDED,
     ExampleTask,
@@ -58,7 +59,7 @@ def chat_dataset(data: DataConfig, tokenizer: Tokenizer, *, max_length: int) -> 
     Raises as `read_chats` does, and `InvalidValue` if no training conversation is left.
     """
     # The same conversations are for validation whatever the length of a training sequence.
-    first, kept, notes = read_splits(data, lambda files, reading: read_chats(files, tokenizer, reading))
+    first, kept, notes = read_splits(data, lambda rows, reading: read_chats(rows, tokenizer, reading))
     training = [chat for chat in first if len(chat.inputs) <= max_length]
     if not training:
         allowed = f"at least one conversation of at most {max_length + 1} tokens (max_seq_len)"

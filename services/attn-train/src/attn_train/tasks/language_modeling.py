@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.data.token_shards.inputs import is_rows
+from attn_train.data.token_shards.encoders import affixes
+from attn_train.data.token_shards.inputs import has_rows
 from attn_train.tasks.base import (
     PADDED,
     OnBatch,
@@ -44,13 +45,14 @@ class TextDataset(TokenDataset):
     training: Tensor
     validation: Tensor
     tokenizer: Tokenizer
+    notes: str = ""
 
     @property
     def summary(self) -> str:
         """The number of tokens, and the share of unknown ones, if any."""
         share = unknown_share(self.training, self.tokenizer)
         unknown = f", {share:.2%} of them unknown to the tokenizer" if share else ""
-        return f"{len(self.training)} training and {len(self.validation)} validation tokens{unknown}"
+        return f"{len(self.training)} training and {len(self.validation)} validation tokens{unknown}{self.notes}"
 
     def task(self, config: TrainingConfig) -> LanguageModelingTask:
         """Return the training task."""
@@ -145,14 +147,34 @@ def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1, 
     return TextDataset(training=ids[:kept], validation=ids[kept:], tokenizer=made)
 
 
+def tokenize_documents(
+    training: Sequence[str], validation: Sequence[str], *, tokenizer: str, notes: str = ""
+) -> TextDataset:
+    """Tokenize documents, each with the tokens that begin and end a text; those of characters are joined by line feeds.
+
+    `tokenizer` is that of `tokenize`, and the errors are its.
+    """
+    if tokenizer == CHARACTER:
+        found = tokenize("\n".join(training), held_out="\n".join(validation), validation=0.0)
+        return replace(found, notes=notes)
+    made = learned_tokenizer(tokenizer, training)
+    first, last = affixes(made)
+    parts = [
+        torch.tensor([token for ids in made.encode_texts(texts) for token in (*first, *ids, *last)], dtype=torch.int32)
+        for texts in (training, validation)
+    ]
+    require_known(parts[0], made)
+    return TextDataset(parts[0], parts[1], made, notes)
+
+
 def read_text(files: Sequence[Path]) -> str:
     """Read UTF-8 files, joined in this order; line ends become newlines.
 
     Raises `InvalidValue` for a file that cannot be read or is not UTF-8, and for one of rows, which are no text.
     """
     for file in files:
-        if is_rows(file):
-            allowed = "a text; rows are read with --format chat or preference, or prepared by `attn data prepare`"
+        if has_rows(file):
+            allowed = "a text, without files of rows beside it"
             raise InvalidValue.of("data.dataset", str(file), allowed)
     return "".join(text_files.read_text(file, "data.dataset") for file in files)
 

@@ -16,7 +16,8 @@ from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.data.conversations import PreferencePair, TokenizedChat, read_preferences, read_splits
+from attn_train.data.conversations import PreferencePair, read_preferences, read_splits
+from attn_train.data.rendering import TokenizedChat
 from attn_train.tasks.base import (
     PADDED,
     ExampleTask,
@@ -24,6 +25,7 @@ from attn_train.tasks.base import (
     TokenDataset,
     count_targets,
     in_parts,
+    lengths_of,
     longest_input,
     mean_over_batches,
     validation_sample,
@@ -93,7 +95,7 @@ def preference_dataset(data: DataConfig, tokenizer: Tokenizer, *, loss: str, max
     Raises as `read_preferences` does, and `InvalidValue` if no training example is left.
     """
     make: Callable[[Iterable[PreferencePair]], Iterable[Example]] = judged if loss == "kto" else complete_pairs
-    first, kept, notes = read_splits(data, lambda files, reading: make(read_preferences(files, tokenizer, reading)))
+    first, kept, notes = read_splits(data, lambda rows, reading: make(read_preferences(rows, tokenizer, reading)))
     training = [example for example in first if length_of(example) <= max_length]
     if not training:
         allowed = f"at least one of at most {max_length + 1} tokens (max_seq_len)"
@@ -124,7 +126,7 @@ class PreferenceTask(ExampleTask):
     """
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
-        super().__init__(config, [length_of(pair) for pair in pairs.training])
+        super().__init__(config, lengths_of(pairs.training, length_of))
         self._pairs = pairs
         self._objective = config.objective
 

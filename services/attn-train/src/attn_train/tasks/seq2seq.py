@@ -26,6 +26,7 @@ from attn_train.tasks.base import (
     TrainingTask,
     count_targets,
     in_parts,
+    lengths_of,
     mean_over_batches,
     validation_sample,
 )
@@ -95,7 +96,7 @@ class PairDataset(TokenDataset):
     """Training pairs, validation pairs with their `texts`, and the common tokenizer of both sides.
 
     `longest` are the contexts of encoder and decoder in tokens; `left_out` training pairs were longer, and
-    `empty` pairs had an empty side.
+    `empty` pairs had an empty side; `notes` say what else was left out.
     """
 
     training: Sequence[TokenPair]
@@ -105,13 +106,14 @@ class PairDataset(TokenDataset):
     longest: tuple[int, int]
     left_out: int = 0
     empty: int = 0
+    notes: str = ""
 
     @property
     def summary(self) -> str:
         """The number of pairs."""
         longer = f", {self.left_out} left out as too long" if self.left_out else ""
         empty = f", {self.empty} left out with an empty side" if self.empty else ""
-        return f"{len(self.training)} training and {len(self.validation)} validation pairs{longer}{empty}"
+        return f"{len(self.training)} training and {len(self.validation)} validation pairs{longer}{empty}{self.notes}"
 
     def task(self, config: TrainingConfig) -> TrainingTask:
         """Return the training task."""
@@ -187,7 +189,7 @@ class Seq2SeqTask(ExampleTask):
     """
 
     def __init__(self, pairs: PairDataset, config: TrainingConfig) -> None:
-        super().__init__(config, [len(source) + len(target) for source, target in pairs.training])
+        super().__init__(config, lengths_of(pairs.training, lambda pair: len(pair[0]) + len(pair[1])))
         self._pairs = pairs
         self._bleu = config.evaluation.bleu_sentences
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,8 +53,9 @@ def prepare_command(
     """Tokenize data once, in parallel, into shards that training reads from disk in constant memory.
 
     Examples: `attn data prepare corpus/ --tokenizer smollm2-135m-instruct --out tokens --validation held-out.txt`,
-    `attn data prepare 'web/*.jsonl.zst' --columns content --tokenizer byte_pairs:32000 --out web`. Repeat a command to
-    resume a preparation that was interrupted. Then: `attn train --data tokens`, `attn train --data web:7,books:3`.
+    `attn data prepare 'web/*.jsonl.zst' --columns text=content --tokenizer byte_pairs:32000 --out web`. Repeat a
+    command to resume a preparation that was interrupted. Then: `attn train --data tokens`,
+    `attn train --data web:7,books:3`.
     """
     named = preparation.tokenizer
     if not named:
@@ -153,6 +155,7 @@ def _progress(began: float) -> Progress:
 
 def _facts(prepared: PreparedData) -> dict[str, Any]:
     manifest = prepared.manifest
+    notes: Counter[str] = sum((Counter(shard.notes) for each in manifest.sets.values() for shard in each), Counter())
     sets = {
         name: {
             "tokens": prepared.set(name).tokens,
@@ -168,6 +171,7 @@ def _facts(prepared: PreparedData) -> dict[str, Any]:
         "tokenizer_sha256": manifest.tokenizer_sha256,
         "dtype": manifest.dtype,
         "columns": list(manifest.columns),
+        "remarks": dict(notes),
         "sources": len(manifest.sources),
         "source_bytes": sum(source.size for source in manifest.sources),
         "sets": sets,
@@ -183,5 +187,7 @@ def _show(prepared: PreparedData, *, json: bool, seconds: float | None) -> None:
     typer.echo(f"vocabulary of {facts['vocab_size']} tokens, {facts['tokenizer_sha256'][:12]}, as {facts['dtype']}")
     for name, counts in facts["sets"].items():
         typer.echo(f"{name}: {counts['tokens']} tokens, {counts['records']} records in {counts['shards']} shards")
+    for remark, count in facts["remarks"].items():
+        typer.echo(f"{count} rows {remark}")
     if seconds is not None:
         typer.echo(f"{seconds:.1f} s, {facts['source_bytes'] / max(seconds, 1e-9) / 1e6:.1f} MB/s")

@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import json
+import lzma
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,9 +31,13 @@ FORMATS: Mapping[str, str] = {
     ".arrow": "arrow",
 }
 """File formats by suffix."""
-COMPRESSED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 """Suffixes of compressed files, allowed after those of text, JSON and CSV."""
 ALLOWED = f"files that end with {', '.join(FORMATS)}, all but the last two also with {' or '.join(COMPRESSED)}"
+ABOUT = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
+"""Files of a saved Hugging Face dataset that tell of the data."""
+NAMED = 5
+"""The number of files that are named in a message."""
 PIECE = 1 << 16
 """Bytes of a text that are tokenized together, rounded up to whole lines."""
 LONGEST_LINE = 16 << 20
@@ -83,15 +88,18 @@ def format_of(path: Path) -> str:
     return known
 
 
-def is_rows(path: Path) -> bool:
-    """Whether a file has rows with columns, and is no text, by its name."""
-    return any(FORMATS.get(suffix, "text") != "text" for suffix in path.suffixes[-2:])
+def has_rows(path: Path, *, headed: bool = True) -> bool:
+    """Whether a file, or one below a folder, has rows with columns, by its name; without `headed`, columns that are
+    separated by tabs have no names, and are none."""
+    files = [file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file() and _is_known(file)]
+    return any(format_of(file) != "text" and (headed or ".tsv" not in file.suffixes) for file in files)
 
 
 def input_files(given: Sequence[str]) -> list[Path]:
     """Return the files that paths, folders and glob patterns match; the files of each are sorted.
 
-    A folder matches all files below it that have a known format. Raises `InvalidValue` for an argument that matches no
+    A folder matches all files below it that have a known format; texts beside files of rows, such as a README, are no
+    data, nor are the files of a saved dataset that tell of it. Raises `InvalidValue` for an argument that matches no
     file, and for empty files.
     """
     found: list[Path] = []
@@ -99,6 +107,7 @@ def input_files(given: Sequence[str]) -> list[Path]:
         path = Path(text).expanduser()
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file() and _is_known(file))
+            files = [file for file in files if format_of(file) != "text"] or files
         elif any(mark in text for mark in "*?["):
             anchor = Path(path.anchor) if path.is_absolute() else Path()
             files = sorted(file for file in anchor.glob(str(path.relative_to(path.anchor))) if file.is_file())
@@ -132,12 +141,21 @@ def split_files(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     return found if found["train"] else {"train": list(files), "validation": [], "test": []}
 
 
+def unread(folder: Path, files: Sequence[Path]) -> str:
+    """Return the names of the files of a folder that are not read, as text; empty if there are none."""
+    every = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
+    names = [file.name for file in every if file.absolute() not in files and file.name not in ABOUT]
+    some = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return f", files left aside: {some}" if names else ""
+
+
 def _is_known(path: Path) -> bool:
     try:
         format_of(path)
     except InvalidValue:
         return False
-    return not path.name.startswith(".")
+    cached = path.name.startswith("cache-") and path.suffix == ".arrow"  # of what was computed of a saved dataset
+    return not path.name.startswith(".") and path.name not in ABOUT and not cached
 
 
 def units_of(path: Path, set_name: str, unit_bytes: int, held_out: tuple[float, str] = (0.0, "")) -> Iterator[Unit]:
@@ -240,7 +258,9 @@ def _reading(path: Path) -> Iterator[None]:
             FIELD, f"{path} with the bytes {error.object[error.start : error.start + 4]!r}", allowed
         ) from error
     except Exception as error:
-        if not isinstance(error, OSError) and not type(error).__module__.startswith("pyarrow"):
+        if not isinstance(error, OSError | EOFError | lzma.LZMAError) and not type(error).__module__.startswith(
+            "pyarrow"
+        ):
             raise
         why = " ".join(str(error).split())[:200]
         raise InvalidValue.of(FIELD, str(path), f"a complete, readable file ({why})") from error
@@ -252,6 +272,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     if path.suffix.lower() not in COMPRESSED:
         with path.open("rb") as file:
             yield file
+        return
+    if path.suffix.lower() == ".xz":
+        with lzma.open(path) as xz:
+            yield xz  # type: ignore[misc]
         return
     with _arrow().input_stream(str(path)) as unpacked, io.BufferedReader(unpacked, buffer_size=1 << 20) as file:
         yield file
@@ -395,9 +419,23 @@ def _parquet_rows(path: Path, unit: Unit, columns: Sequence[str]) -> Iterator[Ro
         for group in range(unit.start, unit.stop):
             number = 0
             for batch in file.iter_batches(ROWS, row_groups=[group], columns=list(columns) or None):
-                for values in batch.to_pylist():
+                for values in _values(batch):
                     yield Row(values, f"{path}, row {number} of row group {group}")
                     number += 1
+
+
+def _values(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch of a table. Objects lose their nulls: where those of several rows have other keys, a
+    table has all keys in each of them."""
+    nested = [field.name for field in batch.schema if "struct<" in str(field.type)]
+    for values in batch.to_pylist():
+        yield values | {name: _without_nulls(values[name]) for name in nested}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inside) for key, inside in value.items() if inside is not None}
+    return [_without_nulls(inside) for inside in value] if isinstance(value, list) else value
 
 
 def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
@@ -406,7 +444,7 @@ def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         for batch in batches:
             wanted = batch.select([name for name in columns if name in batch.schema.names]) if columns else batch
             for start in range(0, wanted.num_rows, ROWS):
-                for values in wanted.slice(start, ROWS).to_pylist():
+                for values in _values(wanted.slice(start, ROWS)):
                     yield Row(values, f"{path}, row {number}")
                     number += 1
 

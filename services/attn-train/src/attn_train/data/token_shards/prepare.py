@@ -16,8 +16,9 @@ from attn_models.tokenizers.tokenizer import eos_id
 from attn_schema.locks import exclusive
 from attn_schema.prepared import PrepareConfig
 
-from attn_train.data.conversations import require_template
-from attn_train.data.token_shards.encoders import COLUMNS, ENCODERS, Record, affixes, text_in
+from attn_train.data.conversations import read_rows
+from attn_train.data.shapes import Reading, needed
+from attn_train.data.token_shards.encoders import ENCODERS, SHAPES, Record, affixes
 from attn_train.data.token_shards.inputs import FIELD, Row, Unit, columns_of, input_files, rows_of, units_of
 from attn_train.data.token_shards.shards import (
     MANIFEST,
@@ -50,6 +51,7 @@ class DataPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     columns: tuple[str, ...]
+    skip_broken: bool
     documents: str
     tokenizer: str
     validation_fraction: float
@@ -108,10 +110,6 @@ def prepare(request: Request, out: Path, *, workers: int, pool: Pool, progress: 
 def plan_of(request: Request) -> DataPlan:
     """Return the plan of a request; raises `InvalidValue` for invalid files, columns, set names or fractions."""
     config = request.config
-    columns = config.columns or COLUMNS[config.kind]
-    if len(columns) != len(COLUMNS[config.kind]):
-        allowed = f"{len(COLUMNS[config.kind])} columns for {config.kind}: {', '.join(COLUMNS[config.kind])}"
-        raise InvalidValue.of("columns", ",".join(columns), allowed)
     sets = {TRAIN: input_files(request.data)}
     for name, given in request.validation.items():
         if not name.isidentifier() or name == TRAIN:
@@ -121,12 +119,13 @@ def plan_of(request: Request) -> DataPlan:
     for name, files in sets.items():
         held_out = config.validation_fraction if name == TRAIN else 0.0
         for path in files:
-            _check_columns(path, columns, config.kind)
+            _check_columns(path, config)
             units += units_of(path, name, request.unit_bytes, (_tail(path, held_out, config), VALIDATION))
     described = [(str(path), path.stat()) for files in sets.values() for path in files]
     return DataPlan(
         kind=config.kind,
-        columns=columns,
+        columns=config.columns,
+        skip_broken=config.skip_broken,
         documents=config.documents,
         tokenizer=config.tokenizer,
         validation_fraction=config.validation_fraction,
@@ -145,15 +144,29 @@ def _tail(path: Path, fraction: float, config: PrepareConfig) -> float:
     return fraction if whole else 0.0
 
 
-def _check_columns(path: Path, columns: Sequence[str], kind: str) -> None:
+def _check_columns(path: Path, config: PrepareConfig) -> None:
     found = columns_of(path)
-    if found is None:
-        if kind != "text":
-            raise InvalidValue.of(FIELD, str(path), f"rows with the columns {', '.join(columns)} for {kind}, not text")
-        return
-    for name in columns:
-        if name not in found:
-            raise InvalidValue.of("columns", f"{name!r} of {path}", f"the columns {', '.join(found)}")
+    if found is not None:
+        try:
+            Reading.of(config).needed_of(found, SHAPES[config.kind])
+        except InvalidValue as error:
+            raise InvalidValue.of(FIELD, str(path), f"rows for {config.kind}: {error.message}") from error
+    elif config.kind != "text":
+        allowed = f"rows with the columns {needed(SHAPES[config.kind])} for {config.kind}, not text"
+        raise InvalidValue.of(FIELD, str(path), allowed)
+
+
+def _reading(plan: DataPlan, unit: Unit) -> Reading:
+    """Return how the rows of a unit are read; the rows of a text have no columns."""
+    columns = () if unit.format == "text" else plan.columns
+    return Reading.of(PrepareConfig(columns=columns, skip_broken=plan.skip_broken))
+
+
+def _rows(plan: DataPlan, unit: Unit, reading: Reading) -> Iterator[Row]:
+    """Yield the rows of a unit, of tables only with the columns that may be read."""
+    found = columns_of(Path(unit.file)) if unit.format in ("parquet", "arrow") else None
+    columns = [] if found is None else reading.needed_of(found, SHAPES[plan.kind])
+    return rows_of(unit, columns, lines=True, broken=reading.broken)
 
 
 def _alone(out: Path) -> Any:
@@ -171,8 +184,6 @@ def _begin(plan: DataPlan, out: Path) -> None:
         if (out / "tokenizer.json").is_file():
             return
     tokenizer = _tokenizer(plan)
-    if plan.kind in MASKED:
-        require_template(tokenizer)
     if plan.kind == "pairs":
         eos_id(tokenizer)
     write_whole(known, content)
@@ -194,9 +205,9 @@ def _sample(plan: DataPlan) -> Iterator[str]:
     for unit in plan.units:
         if unit.set != TRAIN:
             continue
-        for row in rows_of(unit, plan.columns, lines=plan.documents == "line"):
-            for name in plan.columns:
-                text = text_in(row, name if unit.format != "text" else "text")
+        reading = _reading(plan, unit)
+        for _, found in read_rows(_rows(plan, unit, reading), SHAPES[plan.kind], reading):
+            for text in [found] if isinstance(found, str) else found:
                 size += len(text.encode())
                 yield text
             if size > LEARNED_FROM:
@@ -257,7 +268,6 @@ class UnitMaker:
         self.plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=DataPlan)
         self.tokenizer = Tokenizer.from_folder(folder)
         self.dtype = token_dtype(self.tokenizer.vocab_size)
-        self.encode = ENCODERS[self.plan.kind](self.tokenizer)
 
     def shards(self, number: int) -> list[Shard]:
         """Make the shards of the unit with this number."""
@@ -268,21 +278,23 @@ class UnitMaker:
         try:
             draws = _draws(plan, unit)
             place = 0
-            for records, ends in self._records(unit):
+            reading = _reading(plan, unit)
+            for records, ends in self._records(unit, reading):
                 for record in records:
                     held_out = draws and _chance(plan.seed, number, place) < plan.validation_fraction
                     writer = writers[VALIDATION if held_out else unit.set]
                     for ids, learned in record:
                         writer.add(ids, learned, ends=ends)
                     place += 1
-            return [writer.close() for writer in writers.values()]
+            notes = [dict(reading.dropped), *[dict[str, int]()] * (len(writers) - 1)]
+            return [writer.close(noted) for writer, noted in zip(writers.values(), notes, strict=True)]
         except BaseException:
             for writer in writers.values():
                 with suppress(OSError):
                     writer.abandon()
             raise
 
-    def _records(self, unit: Unit) -> Iterator[tuple[list[Record], bool]]:
+    def _records(self, unit: Unit, reading: Reading) -> Iterator[tuple[Iterable[Record], bool]]:
         """Yield the records of a unit, and whether their sequences end; a text's sequence ends with its last piece."""
         plan = self.plan
         if unit.format == "text" and plan.documents == "file":
@@ -291,19 +303,9 @@ class UnitMaker:
                 yield [[(self._piece(row, begins=begins), None)]], row.ends
                 begins = False
             return
-        renamed = dict(zip(plan.columns, COLUMNS[plan.kind], strict=True))
-        rows = rows_of(unit, plan.columns, lines=True)
+        rows = _rows(plan, unit, reading)
         while batch := list(islice(rows, AT_ONCE)):
-            if unit.format != "text":
-                batch = [self._renamed(row, renamed) for row in batch]
-            yield self.encode(batch), True
-
-    def _renamed(self, row: Row, renamed: Mapping[str, str]) -> Row:
-        for name in renamed:
-            if name not in row.values:
-                found = ", ".join(map(str, row.values)) or "none"
-                raise InvalidValue.of("columns", f"{name!r} of {row.place}", f"the columns {found}")
-        return row._replace(values={own: row.values[name] for name, own in renamed.items()})
+            yield ENCODERS[plan.kind](batch, self.tokenizer, reading), True
 
     def _piece(self, row: Row, *, begins: bool) -> list[int]:
         first, last = affixes(self.tokenizer)

@@ -42,12 +42,14 @@ class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shard: its name, the number of its tokens and of its sequence ends, and its files by suffix."""
+    """A shard: its name, the number of its tokens and of its sequence ends, its files by suffix, and the numbers of the
+    rows that were read for it by a remark, such as why they were left out."""
 
     name: str
     tokens: int
     ends: int
     files: dict[str, ShardFile]
+    notes: dict[str, int] = {}
 
 
 class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +111,7 @@ class ShardWriter:
             self._write("ends", [self._tokens])
             self._ends += 1
 
-    def close(self) -> Shard:
+    def close(self, notes: Mapping[str, int]) -> Shard:
         """Flush the files, rename them to their final names, and write the shard's description next to them."""
         for file in self._files.values():
             file.flush()
@@ -118,7 +120,7 @@ class ShardWriter:
         for suffix in self._dtypes:
             self._partial(suffix).replace(self._folder / f"{self._name}.{suffix}")
         files = {name: ShardFile(self._sizes[name], self._digests[name].hexdigest()) for name in self._dtypes}
-        shard = Shard(self._name, self._tokens, self._ends, files)
+        shard = Shard(self._name, self._tokens, self._ends, files, dict(notes))
         write_whole(self._folder / f"{self._name}.json", msgspec.json.encode(shard))
         return shard
 

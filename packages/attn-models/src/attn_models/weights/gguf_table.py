@@ -1,0 +1,207 @@
+"""The decoder families of GGUF files that are read by names of tensors, with the keys of each of them."""
+
+from __future__ import annotations
+
+from attn_models.weights.gguf_architectures import count_or, layer_count, number_or
+from attn_models.weights.gguf_families import (
+    EXPERTS,
+    TURNED,
+    WINDOW,
+    GgufFamily,
+    Keys,
+    experts,
+    first_tensor,
+    number,
+)
+from attn_models.weights.gguf_reader import GgufHeader
+from attn_models.weights.gguf_rope import rope_parameters, shortest_float32
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+GPT2 = {
+    "vocab_size": "vocab_size",
+    "max_seq_len": "n_positions",
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "norm_eps": "layer_norm_epsilon",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+"""Keys of a GPT-2 config.json by decoder field."""
+
+
+def _llama(header: GgufHeader) -> Keys:
+    """A Llama, or where the file has experts a Mixtral."""
+    if header.metadata.get("llama.expert_count", 0) != 0:
+        return {"model_type": "mixtral", **experts(header, "num_local_experts", "intermediate_size")}
+    biases = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+    return {key: tensor in header.tensors for key, tensor in biases.items()} | {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+    }
+
+
+PERIOD = 6
+LOCAL_BASE = 10000.0
+# Not stored in the file: scores are divided by √256 in every size of Gemma 3 but the largest, which divides by √168,
+# and by √head_dim in every size of Gemma 2 but the largest, with 46 layers.
+SCALARS = {62: 168}
+LARGEST_2 = 46
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def _gemma3(header: GgufHeader) -> Keys:
+    layers, base = layer_count(header), shortest_float32(number_or(header, "gemma3.rope.freq_base", 1e6))
+    full = {**rope_parameters(header, "gemma3"), "rope_theta": base}
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [SLIDING if (layer + 1) % PERIOD else FULL for layer in range(layers)],
+        "query_pre_attn_scalar": SCALARS.get(layers, 256),
+        "rope_parameters": {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": LOCAL_BASE}},
+        "sliding_window": header.count("gemma3.attention.sliding_window"),
+    }
+
+
+def _gemma2(header: GgufHeader) -> Keys:
+    layers, heads = layer_count(header), header.count("gemma2.attention.head_count")
+    width = header.count("gemma2.embedding_length")
+    size = count_or(header, "gemma2.attention.key_length", width // heads)
+    return {
+        **{key: header.number(f"gemma2.{key}") for key in CAPS},
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [FULL if layer % 2 else SLIDING for layer in range(layers)],
+        "query_pre_attn_scalar": width // heads if layers == LARGEST_2 else size,
+        "sliding_window": header.count("gemma2.attention.sliding_window"),
+    }
+
+
+def _window(header: GgufHeader, name: str) -> Keys:
+    """The sliding window; null where the file has none."""
+    return {"sliding_window": window_of(header, f"{name}.attention.sliding_window")}
+
+
+def window_of(header: GgufHeader, key: str) -> int | None:
+    """The number of tokens under `key`; None where it is absent or, as in files without windows, 0."""
+    return header.count(key) if header.metadata.get(key, 0) != 0 else None
+
+
+def _phi3(header: GgufHeader) -> Keys:
+    context = header.count("phi3.context_length")
+    return _window(header, "phi3") | {
+        "original_max_position_embeddings": count_or(header, "phi3.rope.scaling.original_context_length", context)
+    }
+
+
+def _granite(header: GgufHeader) -> Keys:
+    theirs = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    return {
+        key: number(header, f"granite.{name}") for key, name in theirs.items() if f"granite.{name}" in header.metadata
+    }
+
+
+def _falcon(header: GgufHeader) -> Keys:
+    heads = header.count("falcon.attention.head_count")
+    shared = count_or(header, "falcon.attention.head_count_kv", heads)
+    two_norms = "blk.0.attn_norm_2.weight" in header.tensors
+    new = two_norms or shared not in (1, heads)
+    keys = {"new_decoder_architecture": new, "multi_query": not new and shared == 1, "parallel_attn": True}
+    return keys | ({"num_kv_heads": shared, "num_ln_in_parallel_attn": 2 if two_norms else 1} if new else {})
+
+
+def _parallel(header: GgufHeader) -> Keys:
+    return {"use_parallel_residual": header.flag("stablelm.use_parallel_residual", default=False)}
+
+
+def _inner(header: GgufHeader) -> Keys:
+    """The width of the feed-forward, for which converters write four times the model's."""
+    return {"intermediate_size": first_tensor(header, "ffn_up")[0]}
+
+
+def _starcoder(header: GgufHeader) -> Keys:
+    """Multi-query attention: of a model with keys for each head, converters scramble the projection."""
+    return {"multi_query": True, "n_inner": first_tensor(header, "ffn_up")[0]}
+
+
+def _output_bias(header: GgufHeader) -> Keys:
+    return {"attention_out_bias": "blk.0.attn_output.bias" in header.tensors}
+
+
+def _exaone4(header: GgufHeader) -> Keys:
+    """Windows, as the file lists them; llama.cpp's period is 4 where it does not."""
+    window, layers = window_of(header, "exaone4.attention.sliding_window"), layer_count(header)
+    pattern = header.metadata.get("exaone4.attention.sliding_window_pattern", 4)
+    listed = pattern if isinstance(pattern, tuple) else [(layer + 1) % int(pattern) != 0 for layer in range(layers)]
+    kinds = [SLIDING if windowed and window else FULL for windowed in listed]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _qwen2_moe(header: GgufHeader) -> Keys:
+    shared = first_tensor(header, "ffn_up_shexp")[0]
+    return experts(header) | {"shared_expert_intermediate_size": shared, "norm_topk_prob": False}
+
+
+def _olmoe(header: GgufHeader) -> Keys:
+    return experts(header, width="intermediate_size") | {"norm_topk_prob": False}
+
+
+LAYER_NORM = TURNED | {"attention.layer_norm_epsilon"}
+SCALES = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
+
+GGUF_FAMILIES = (
+    GgufFamily("llama", "llama", _llama, permuted=True, read=TURNED | EXPERTS),
+    GgufFamily("gemma2", "gemma2", _gemma2, read=WINDOW | set(CAPS)),
+    GgufFamily(
+        "gemma3",
+        "gemma3_text",
+        _gemma3,
+        read=WINDOW | {"mm.tokens_per_image"},
+        passed={"attention.sliding_window_pattern": (PERIOD,), "rope.freq_base_swa": (LOCAL_BASE,)},
+    ),
+    GgufFamily("qwen2", "qwen2", read=TURNED),
+    GgufFamily("qwen3", "qwen3", read=TURNED),
+    GgufFamily(
+        "qwen3moe", "qwen3_moe", lambda header: experts(header) | {"norm_topk_prob": True}, read=TURNED | EXPERTS
+    ),
+    GgufFamily("phi3", "phi3", _phi3, read=WINDOW | {"rope.scaling.attn_factor"}),
+    GgufFamily("smollm3", "smollm3", permuted=True, read=TURNED),
+    GgufFamily("granite", "granite", _granite, permuted=True, read=TURNED | SCALES),
+    GgufFamily("starcoder2", "starcoder2", lambda header: _window(header, "starcoder2"), read=LAYER_NORM | WINDOW),
+    GgufFamily(
+        "gptneox",
+        "gpt_neox",
+        lambda header: {"use_parallel_residual": bool(header.metadata.get("gptneox.use_parallel_residual", True))},
+        read=LAYER_NORM | {"use_parallel_residual"},
+    ),
+    GgufFamily("falcon", "falcon", _falcon, read=LAYER_NORM),
+    GgufFamily("gpt2", "gpt2", read=frozenset({"attention.layer_norm_epsilon"}), named=GPT2),
+    GgufFamily("bloom", "bloom", read=LAYER_NORM),
+    GgufFamily("mpt", "mpt", read=LAYER_NORM, passed={"attention.max_alibi_bias": (8.0,)}),
+    GgufFamily(
+        "command-r",
+        "cohere",
+        lambda header: {"logit_scale": number(header, "command-r.logit_scale")},
+        read=LAYER_NORM | {"logit_scale"},
+    ),
+    GgufFamily(
+        "cohere2",
+        "cohere2",
+        lambda header: _window(header, "cohere2") | {"logit_scale": number(header, "cohere2.logit_scale")},
+        read=LAYER_NORM | WINDOW | {"logit_scale"},
+    ),
+    GgufFamily("glm4", "glm4", read=TURNED),
+    GgufFamily("stablelm", "stablelm", _parallel, read=LAYER_NORM | {"use_parallel_residual"}),
+    GgufFamily("phi2", "phi", _inner, read=LAYER_NORM),
+    GgufFamily("starcoder", "gpt_bigcode", _starcoder, read=LAYER_NORM),
+    GgufFamily("seed_oss", "seed_oss", _output_bias, read=TURNED),
+    GgufFamily("ernie4_5", "ernie4_5", read=TURNED),
+    GgufFamily("exaone4", "exaone4", _exaone4, read=WINDOW | {"attention.sliding_window_pattern"}),
+    GgufFamily("chatglm", "glm", lambda header: {"attention_bias": "blk.0.attn_q.bias" in header.tensors}, read=TURNED),
+    GgufFamily("qwen2moe", "qwen2_moe", _qwen2_moe, read=TURNED | EXPERTS | {"expert_shared_feed_forward_length"}),
+    GgufFamily("olmoe", "olmoe", _olmoe, read=TURNED | EXPERTS),
+)
+"""Families with a llama.cpp architecture that are read by `GgufFamily` alone."""

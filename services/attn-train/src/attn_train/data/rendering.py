@@ -1,0 +1,264 @@
+"""What is learned of a conversation as its chat template renders it, with the spans of answers checked by tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from itertools import product
+from typing import Any
+
+from attn_core.errors import InvalidValue, UserError
+from attn_models.evaluation import IGNORED
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.chat import unused_characters
+
+from attn_train.data.shapes import ASSISTANT, THOUGHT, TOOL, USER, Chat, json_in
+
+FIELD = "config.data.dataset"
+WEIGHT = "weight"
+"""The key of an answer that is 0 if the answer is not learned, as in OpenAI's format for fine-tuning; 1 by default."""
+GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
+"""The block of a template that marks what the assistant says, for training."""
+NO_VALUES: Mapping[str, Any] = {}
+NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}
+"""Values by which templates ask for an answer without thoughts."""
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedChat:
+    """A conversation as input ids and target ids, one ahead; targets outside of the assistant's answers are IGNORED."""
+
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    @property
+    def answered(self) -> int:
+        """The number of target tokens in answers."""
+        return sum(target != IGNORED for target in self.targets)
+
+
+def tokenized_chats(tokenizer: Tokenizer, chat: Chat, place: str) -> list[TokenizedChat]:
+    """Tokenize a conversation with the chat template; targets are the assistant's messages and their end tokens, except
+    those of weight 0, or what the template marks as such by `{% generation %}`.
+
+    If the template writes earlier messages differently once more follow, as those do that leave out the thoughts of
+    earlier answers, each answer becomes a conversation of its own that ends with it. Raises `InvalidValue` for a
+    conversation without an answer, for an answer that does not begin as its prompt ends, and for what the template
+    leaves out.
+    """
+    weights = [message.get(WEIGHT, 1) for message in chat.messages]
+    learned = [n for n, message in enumerate(chat.messages) if message["role"] == ASSISTANT and weights[n]]
+    if not learned:
+        raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT} whose weight is not 0")
+    problems: list[UserError] = []
+    for form, parts in _forms(chat):
+        try:
+            return _tokenized(_Renderer(tokenizer, form, parts=parts), learned, place)
+        except UserError as error:
+            problems.append(error)
+    # What a template leaves out says more than that it fails in another form.
+    problem = next((one for one in reversed(problems) if isinstance(one, InvalidValue)), problems[0])
+    raise problem if isinstance(problem, InvalidValue) else InvalidValue.of(FIELD, place, problem.message)
+
+
+def _forms(chat: Chat) -> Iterator[tuple[Chat, bool]]:
+    """Yield a conversation in the forms that templates take, and whether its contents are rendered as lists of parts,
+    as those of models of images do: arguments of calls as objects or as text, empty contents as texts or None, any ids
+    of calls or those of nine letters. Thoughts have the names that templates read."""
+    plain = [{key: value for key, value in message.items() if key != WEIGHT} for message in chat.messages]
+    for message in plain:
+        if thought := message.get(THOUGHT):
+            message.update(reasoning=thought, thinking=thought)
+    calls = any("tool_calls" in message or message["role"] == TOOL for message in plain)
+    for parts, nine, text, null in product((False, True), repeat=4):
+        if calls or not (nine or text or null):
+            names: dict[str, str] = {}
+            messages = [_with_calls(message, names, nine, text, null) for message in plain]
+            yield replace(chat, messages=messages), parts
+
+
+def _with_calls(message: dict[str, Any], names: dict[str, str], nine: bool, text: bool, null: bool) -> dict[str, Any]:  # noqa: FBT001
+    """A message in one of the forms of `_forms`; `names` are those of the functions by the ids of earlier calls."""
+
+    def known(call_id: Any) -> str:
+        return sha256(str(call_id).encode()).hexdigest()[:9] if nine else str(call_id)
+
+    made = dict(message)
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = []
+        for number, call in enumerate(calls):
+            given = call.get("id", f"call_{len(names)}{number}")
+            arguments = json_in(call["function"].get("arguments") or {}, "arguments")
+            function = {"name": call["function"]["name"], "arguments": json.dumps(arguments) if text else arguments}
+            made["tool_calls"].append({"id": known(given), "type": "function", "function": function})
+            names[str(given)] = function["name"]
+        made["content"] = message.get("content") or (None if null else "")
+    elif message["role"] == TOOL:
+        given = message.get("tool_call_id", next(reversed(names), ""))
+        made["tool_call_id"] = known(given)
+        made.setdefault("name", names.get(str(given)))
+    return made
+
+
+class _Renderer:
+    """Renders the first messages of a conversation, and finds what the template marks by `{% generation %}`."""
+
+    def __init__(self, tokenizer: Tokenizer, chat: Chat, *, parts: bool = False) -> None:
+        self.tokenizer, self.parts = tokenizer, parts
+        self.said = tokenizer.with_placeholders(chat.messages, chat.values)
+        self.marks = bool(GENERATION.search(tokenizer.settings.chat_template or ""))
+        self._begin, self._end = unused_characters([json.dumps(self.said.values, ensure_ascii=False)], 2)
+
+    def text(self, count: int, *, asked: bool = False, extra: Mapping[str, Any] = NO_VALUES) -> tuple[str, list[Span]]:
+        """Return the text of the first `count` messages, and the marked spans of its characters."""
+        messages, values = self.said.values
+        values = values | extra
+        if self.marks:
+            values = values | {"generation_begins": self._begin, "generation_ends": self._end}
+        pieces = re.split(
+            f"([{self._begin}{self._end}])",
+            self.tokenizer.render_chat(messages[:count], values, add_generation_prompt=asked, images=self.parts),
+        )
+        text, bounds = "", list[int]()
+        for piece in pieces:
+            if piece in (self._begin, self._end):
+                bounds.append(len(text))
+            else:
+                text += piece
+        return text, list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def _tokenized(renderer: _Renderer, learned: Sequence[int], place: str) -> list[TokenizedChat]:
+    spans: list[list[Span]] = []
+    texts = []
+    for number in learned:
+        text, marked = renderer.text(number + 1)
+        if renderer.marks:
+            earlier = len(renderer.text(number)[1]) if number else 0
+            spans.append(marked[earlier:])
+        else:
+            spans.append([(_beginning(renderer, number, text, place), len(text))])
+        answer = renderer.said.values[0][number]
+        for part in (answer.get("content"), answer.get(THOUGHT), answer.get("tool_calls", [])):
+            _require_written(part, text, f"{place}: messages[{number}]")
+        texts.append(text)
+    for number, message in enumerate(renderer.said.values[0][: learned[-1]]):
+        if message["role"] != ASSISTANT:
+            _require_written(message.get("content"), texts[-1], f"{place}: messages[{number}]")
+    for tool in renderer.said.values[1].get("tools", []):
+        _require_written(tool.get("function", tool).get("name"), texts[-1], f"{place}: tools")
+    whole, _ = renderer.text(len(renderer.said.values[0]))
+    if all(whole.startswith(text) for text in texts):
+        return [_marked(renderer, whole, [span for own in spans for span in own])]
+    return [_marked(renderer, text, own) for text, own in zip(texts, spans, strict=True)]
+
+
+def _beginning(renderer: _Renderer, number: int, text: str, place: str) -> int:
+    """Return where the answer `number` begins in the text that ends with it: where its generation prompt ends, which is
+    that of an answer without thoughts if it has none."""
+    for extra in (NO_VALUES, NO_THOUGHTS):
+        if number:
+            before = renderer.text(number, asked=True, extra=extra)[0]
+        else:
+            before = _before_first_answer(renderer.tokenizer, place)
+        if text.startswith(before):
+            return len(before)
+    raise InvalidValue.of(FIELD, place, "a chat template that begins each answer with its generation prompt")
+
+
+def _require_written(value: Any, text: str, place: str) -> None:
+    """Raise `InvalidValue` for a text or number in a value that a rendered text does not have, blanks aside."""
+    if isinstance(value, Mapping):
+        for key, inside in value.items():
+            if key not in ("id", "type"):
+                _require_written(inside, text, f"{place}.{key}")
+    elif isinstance(value, list):
+        for inside in value:
+            _require_written(inside, text, place)
+    elif isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+        plain = value if isinstance(value, str) else json.dumps(value)
+        spellings = (plain, json.dumps(plain, ensure_ascii=False)[1:-1], json.dumps(plain)[1:-1], repr(plain)[1:-1])
+        packed = "".join(text.split())
+        if not any("".join(spelling.split()) in packed for spelling in spellings):
+            raise InvalidValue.of(
+                FIELD, f"{place}: {plain[:60]!r}", "what the chat template writes; it leaves this out"
+            )
+
+
+def _marked(renderer: _Renderer, text: str, spans: Sequence[Span]) -> TokenizedChat:
+    """Tokenize a rendered text; targets are the tokens in `spans` of characters, up to the first that ends an answer
+    unless the template marks them.
+
+    A token never reaches over the beginning of an answer, as none does when a model writes it.
+    """
+    tokenizer, said = renderer.tokenizer, renderer.said
+    ids: list[int] = []
+    start, rest = 0, tokenizer.encode_rendered(said, text)
+    learned: list[int] = []
+    for span in spans:
+        bounds = []
+        for cut in span:
+            piece = tokenizer.encode_rendered(said, text[start:cut], within=bool(start))
+            if rest[: len(piece)] == piece:
+                bounds.append(len(ids) + len(piece))
+                continue
+            ids, start = ids + piece, cut
+            rest = tokenizer.encode_rendered(said, text[start:], within=True)
+            bounds.append(len(ids))
+        answer = (ids + rest)[bounds[0] : bounds[1]]
+        ends = () if renderer.marks else (n for n, token in enumerate(answer, start=1) if token in tokenizer.end_ids)
+        learned += range(bounds[0], bounds[0] + next(iter(ends), len(answer)))
+    ids += rest
+    targets = [IGNORED] * len(ids)
+    for place in learned:
+        targets[place - 1] = ids[place]
+    return TokenizedChat(tuple(ids[:-1]), tuple(targets[:-1]))
+
+
+MARKS = "\U000f8000", "\U000f8001", "\U000f8002"
+"""Characters of a private plane, by which messages are found again in what a template renders."""
+
+
+def _before_first_answer(tokenizer: Tokenizer, place: str) -> str:
+    """Return the text that the template writes before an answer that no message precedes.
+
+    It ends with what it writes before any answer (the generation prompt), and may begin with a default system message,
+    which is no part of the answer. Raises `InvalidValue` if the template does not write that prompt there.
+    """
+    answer = [{"role": ASSISTANT, "content": MARKS[0]}]
+    asked = [{"role": USER, "content": MARKS[1]}]
+    before = tokenizer.render_chat(answer, add_generation_prompt=False).partition(MARKS[0])[0]
+    question = tokenizer.render_chat(asked, add_generation_prompt=False)
+    prompt = tokenizer.render_chat(asked, add_generation_prompt=True).removeprefix(question)
+    found = before.rfind(prompt)
+    if not prompt or found < 0:
+        allowed = "a user's message before the first answer, as this chat template writes none without"
+        raise InvalidValue.of(FIELD, f"{place}, which begins with the role {ASSISTANT}", allowed)
+    return before[: found + len(prompt)]
+
+
+@lru_cache(maxsize=4)
+def require_template(tokenizer: Tokenizer) -> None:
+    """Raise `UserError` for a tokenizer without a chat template, or whose template ends no answer with a token that
+    ends a generation: a model that learns from it would never stop."""
+    if tokenizer.settings.chat_template is None:
+        raise UserError("the tokenizer has no chat template, which conversations need")
+    turns = Chat([{"role": role, "content": mark} for role, mark in zip((USER, ASSISTANT), MARKS, strict=False)])
+    try:
+        text, marked = _Renderer(tokenizer, turns).text(2)
+    except UserError:
+        return  # it accepts other conversations
+    text = "".join(text[start:stop] for start, stop in marked) or text
+    text = text.partition(MARKS[1])[2]
+    if not tokenizer.end_ids.intersection(tokenizer.encode(text, add_special=False)):
+        known = ", ".join(repr(tokenizer.token(end)) for end in sorted(tokenizer.end_ids)) or "none"
+        raise UserError(
+            f"the chat template ends an answer with {text!r}, in which no token ends a generation (those that do: "
+            f"{known}), so the model would never stop: set eos_token in tokenizer_config.json or eos_token_id in "
+            "generation_config.json to the token that the template writes there, or let it write one that does"
+        )
