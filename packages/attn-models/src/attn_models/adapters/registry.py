@@ -24,7 +24,6 @@ from attn_models.adapters.clip import ClipAdapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.families import FAMILIES
-from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
 from attn_models.adapters.modernbert import ModernBertAdapter
@@ -46,8 +45,6 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         MixtralAdapter(),
         Gpt2Adapter(),
         Qwen3NextAdapter(),
-        Gemma2Adapter(),
-        Gemma3Adapter(),
         DeepseekV2Adapter(),
         DeepseekV3Adapter(),
         *FAMILIES,
