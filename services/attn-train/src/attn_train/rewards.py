@@ -124,8 +124,8 @@ class Rewards:
             sum(weight * (value or 0.0) for weight, value in zip(self._weights, values, strict=True))
             for values in zip(*found, strict=True)
         ]
-        means = {}
-        for function, values in zip(self.functions, found, strict=True):
-            applied = [value for value in values if value is not None]
+        means: dict[str, float] = {}
+        for function, given in zip(self.functions, found, strict=True):
+            applied = [value for value in given if value is not None]
             means |= {function.name: sum(applied) / len(applied)} if applied else {}
         return sums, means
