@@ -206,11 +206,12 @@ def oracles(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON, default=False)
-def triton(session: nox.Session) -> None:
-    """Run all checks of the GPU kernels with the oldest supported Triton; `tests` uses the newest."""
+@nox.parametrize("compiler", ["triton-oldest", "triton-of-torch"])
+def triton(session: nox.Session, compiler: str) -> None:
+    """Run all checks of the GPU kernels with the oldest supported Triton and with torch's; `tests` uses the newest."""
     tested = workspace.closure(workspace.tested_with("attn-kernels-triton", PACKAGES), PACKAGES)
     # Without the pins of constraints.txt, which are for the newest.
-    session.install("-qq", *group("torch", "build", "test", "triton-oldest"))
+    session.install("-qq", *group("torch", "build", "test", compiler))
     session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(tested)]))
     refuse_cuda(session)
     session.run("python", "-m", "pytest", "-m", "", "packages/attn-kernels-triton", *session.posargs, env=ENVIRONMENT)
@@ -254,6 +255,17 @@ def foreign(session: nox.Session) -> None:
     install(session, "transformers", "accelerate")
     refuse_cuda(session)
     run_in("dev", session, "python", "tools/foreign_recipes.py", str(Path(session.bin) / "python"))
+
+
+@nox.session(python=PYTHON, default=False)
+def conformance(session: nox.Session) -> None:
+    """Ask the laws of attention of other packages at their pinned versions, and write docs/conformance.md."""
+    judging = workspace.closure({"attn-testing"}, PACKAGES)
+    # Without the pins of constraints.txt: these are of the report.
+    session.install("-qq", *group("torch", "build", "conformance"))
+    session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(judging)]))
+    refuse_cuda(session)
+    session.run("python", "tools/conformance.py", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(python=PYTHON)

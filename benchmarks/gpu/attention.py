@@ -44,8 +44,8 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     for case in dense(small=small):
         said = {"case": case.name, "mask": case.mask.kind, "length": case.queries}
         yield {**said, **timed(case, device)}
-        for name, backend in BACKENDS.items() if device == "cuda" else ():
-            yield {**said, **beside(name, case, sdpa(case, backend))}
+        for name, backend in BACKENDS.items():
+            yield {**said, **beside(name, case, sdpa(case, backend), device)}
 
 
 def features(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
@@ -86,14 +86,14 @@ def timed(case: Case, device: str, pairs: int | None = None) -> dict[str, Any]:
     }
 
 
-def beside(name: str, case: Case, other: Attention) -> dict[str, Any]:
+def beside(name: str, case: Case, other: Attention, device: str) -> dict[str, Any]:
     """The times of another implementation divided by attn's, measured one after the other; or why it could not run."""
-    operands = case.operands("cuda")
+    operands = case.operands(device)
     try:
-        theirs = forward_and_backward(other, operands, "cuda")
+        theirs = forward_and_backward(other, operands, device)
     except Exception as error:  # noqa: BLE001 -- whatever fails in a peer costs this row alone
         return {"beside": name, "refused": said_of(error)}
-    ours = forward_and_backward(lambda given: attend(case.spec, given), operands, "cuda")
+    ours = forward_and_backward(lambda given: attend(case.spec, given), operands, device)
     return {"beside": name, "forward": theirs[0] / ours[0], "backward": theirs[1] / ours[1]}
 
 

@@ -43,7 +43,8 @@ def unreachable(rows: list[dict[str, Any]]) -> list[str]:
     for bar in bars.BARS:
         parts = [part for part in bar.parts if not part.startswith(OF_CUDA)]
         ran = [row for row in rows if row.get("part") in parts]
-        if ran and not any(isinstance(row.get(bar.key), int | float) for row in ran):
+        refused = any("refused" in row for row in ran)  # by a peer, which needs a GPU
+        if ran and not refused and not any(isinstance(row.get(bar.key), int | float) for row in ran):
             found.append(f"{bar.what}: no row of {', '.join(parts)} has {bar.key!r}")
     return found
 

@@ -76,10 +76,9 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     for name, mask in {**masks(small=small), "causal": Causal()}.items():
         case = case_of(name, mask, small=small)
         yield {"case": name, **timed(case, device)}
-        if device == "cuda":
-            try:
-                other = flex(case, device, documents(device) if name == "documents" else None)
-            except Exception as error:  # noqa: BLE001 -- whatever fails in a peer costs this row alone
-                yield {"case": name, "beside": "flex", "refused": said_of(error)}
-                continue
-            yield {"case": name, **beside("flex", case, other)}
+        try:
+            other = flex(case, device, documents(device) if name == "documents" else None)
+        except Exception as error:  # noqa: BLE001 -- whatever fails in a peer costs this row alone
+            yield {"case": name, "beside": "flex", "refused": said_of(error)}
+            continue
+        yield {"case": name, **beside("flex", case, other, device)}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, UserError
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_engine.host.image_rows import ImageRows
 from attn_models.loading import load_model
 from attn_testing.families import NARROW
 
@@ -23,6 +24,22 @@ TINY = {
     "mimo_v2_flash": {"head_dim": 8, "swa_head_dim": 8, "sliding_window": 5},
     "ctrl": {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48, "n_positions": 64},
 }
+OTHER = {
+    # Short convolutions beside keys and values, in padded batches.
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_experts": 4, "num_experts_per_tok": 2},
+    # A window beside states: all rows are kept, and masks hide them.
+    "zaya": {"num_experts": 4, "num_experts_per_tok": 1, "head_dim": 8},
+    # Only states, of which no chunk but the first may be longer than a token.
+    "falcon_mamba": {"state_size": 4},
+    # Attention that cannot be exchanged, over windows.
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 5, "attention_types": [[["global", "local"], 1]]},
+    # Encoders that their config makes decoders, whose own layout here is that of an encoder.
+    "bert": {"is_decoder": True},
+    # Requests of a batch are mixed by transformers: each is computed alone.
+    "rwkv": {"attention_hidden_size": 32, "context_length": 64},
+    # Positions that count the cache: no request is computed with one of another length.
+    "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+}
 PROMPTS = [[(5 * row + 3 * place) % 60 + 3 for place in range(2 + 3 * row)] for row in range(8)]
 NEW = 10
 
@@ -35,7 +52,7 @@ def saved(kind, folder, **sizes):
         parameter.data += (
             0.2 * torch.randn_like(parameter) if parameter.dim() > 1 else 0.1 * torch.randn_like(parameter)
         )
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     model.save_pretrained(folder)
     return model
 
@@ -46,9 +63,9 @@ def alone(model, prompt):
     return made[0, len(prompt) :].tolist()
 
 
-def served(model):
+def served(model, tokens=8 * 40):
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=12, kv_cache="paged")
-    engine = build_engine(model, config=config, kv_cache_tokens=8 * 40)
+    engine = build_engine(model, config=config, kv_cache_tokens=tokens)
     for number, prompt in enumerate(PROMPTS):
         params = SamplingParams(max_new_tokens=NEW, temperature=0.0, ignore_eos=True)
         engine.submit(Request(id=str(number), token_ids=prompt, params=params))
@@ -59,15 +76,17 @@ def served(model):
     return made
 
 
-@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("kind", [*TINY, *OTHER])
 def test_a_batch_with_chunked_prompts_has_the_tokens_of_transformers(kind, tmp_path):
-    peer = saved(kind, tmp_path, **TINY[kind])
+    peer = saved(kind, tmp_path, **(TINY | OTHER)[kind])
     loaded = load_model(tmp_path, "float32")
     assert loaded.family == kind
     tokens = torch.tensor([PROMPTS[5]])
-    torch.testing.assert_close(loaded.model(tokens), peer(tokens).logits)
+    torch.testing.assert_close(loaded.model(tokens), peer(tokens).logits, rtol=1e-4, atol=1e-4)
     wanted = [alone(peer, prompt) for prompt in PROMPTS]
     assert served(loaded.model) == wanted
+    # Too little memory for all: requests are interrupted and computed again.
+    assert served(loaded.model, 48) == wanted
     packed = load_model(tmp_path, "float32", quantization="auto")
     assert packed.parameters == loaded.parameters > sum(each.numel() for each in packed.model.parameters())
     assert served(packed.model) == wanted
@@ -82,16 +101,37 @@ def test_a_window_frees_the_rows_that_no_token_sees(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "sizes", "reason"),
     [
-        ("lfm2_moe", {"layer_types": ["full_attention", "conv"]}, "only 1 of its 2 layers"),
-        ("falcon_mamba", {"state_size": 4}, "cannot be exchanged"),
-        ("arcee", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "longest sequence"),
-        ("zaya", {"num_experts": 4, "num_experts_per_tok": 1, "head_dim": 8}, "more than keys and values"),
+        ("bert-generation", {}, "not causal.*keeps no cache"),
+        ("openai-gpt", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "exchanged.*takes no cache"),
     ],
 )
 def test_what_cannot_be_stepped_is_refused_with_the_reason(kind, sizes, reason, tmp_path):
     saved(kind, tmp_path, **sizes)
     with pytest.raises(Incompatible, match=reason):
         load_model(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_positions_that_depend_on_the_longest_sequence_end_where_they_do(kind, tmp_path):
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 40, **factors}
+    peer = saved("arcee", tmp_path, **TINY["arcee"], rope_parameters=rope)
+    loaded = load_model(tmp_path, "float32")
+    assert loaded.model.max_seq_len == 40 < peer.config.max_position_embeddings
+    assert served(loaded.model) == [alone(peer, prompt) for prompt in PROMPTS]
+
+
+def test_a_model_of_images_and_text_answers_to_text_alone(tmp_path):
+    text = {"model_type": "arcee", **SIZES, **TINY["arcee"]}
+    vision = {"model_type": "clip_vision_model", **NARROW, "image_size": 8, "patch_size": 4}
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=63)
+    peer = transformers.LlavaForConditionalGeneration(config).eval()
+    peer.generation_config.eos_token_id = None
+    peer.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, "float32")
+    assert served(loaded.model) == [alone(peer, prompt) for prompt in PROMPTS]
+    assert ImageRows.of(loaded) is None  # so that prompts with images are refused
 
 
 def test_other_requests_of_the_loader_are_refused_by_name(tmp_path):

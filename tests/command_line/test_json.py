@@ -55,7 +55,8 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "jobs watch": (LINES, ("one",)),
     "list": (ARRAY, ()),
     **{f"list {kind}": (ARRAY, ()) for kind in
-       ("mechanisms", "kernels", "linears", "blocks", "caches", "models", "shapes", "recipes", "datasets", "plugins")},
+       ("mechanisms", "kernels", "linears", "blocks", "caches", "models", "shapes", "recipes", "datasets", "rewards",
+        "plugins")},
     "map": (OBJECT, ("tiny", "abc")),
     "models check": (OBJECT, ("tiny",)),
     "models list": (ARRAY, ()),

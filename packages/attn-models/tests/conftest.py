@@ -93,11 +93,12 @@ def describe(writer: gguf.GGUFWriter, tiny: TinyLlama) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
-def build(tiny: TinyLlama, kinds: list[gguf.GGMLQuantizationType]) -> TinyLlama:
-    """Write the file, its matrices in each of the kinds in turn; vectors, and all without kinds, are float32."""
+def build(tiny: TinyLlama, kinds: list[gguf.GGMLQuantizationType], most_tensors: int = 0) -> TinyLlama:
+    """Write the file, its matrices in each of the kinds in turn; vectors, and all without kinds, are float32. With
+    `most_tensors`, the file is written in parts of so many tensors."""
     random = np.random.default_rng(0)
     head = tiny.width // tiny.heads
-    writer = gguf.GGUFWriter(tiny.path, "llama")
+    writer = gguf.GGUFWriter(tiny.path, "llama", split_max_tensors=most_tensors)
     describe(writer, tiny)
     turns = itertools.cycle(kinds)
 
@@ -140,6 +141,14 @@ def build(tiny: TinyLlama, kinds: list[gguf.GGMLQuantizationType]) -> TinyLlama:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
     """The tiny model with float32 tensors: its weights come back exactly."""
     return build(TinyLlama(tmp_path_factory.mktemp("tiny") / "tiny.gguf"), [])
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """The tiny model in three parts."""
+    (tmp_path / "parts").mkdir()
+    build(TinyLlama(tmp_path / "parts" / "tiny.gguf"), [], most_tensors=8)
+    return sorted((tmp_path / "parts").iterdir())
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from attn_core.errors import InvalidValue
 from attn_schema import DataConfig, EngineConfig, LoraConfig, ModelConfig, ObjectiveConfig, TrainingConfig
+from attn_schema.on_policy import OnPolicyConfig
 from attn_schema.prepared import PrepareConfig
 from attn_schema.schema import FieldInfo, fields_of, is_noun
 
@@ -14,6 +15,7 @@ FREE_TEXT = {
     DataConfig: {"columns", "languages"},
     TrainingConfig: {"device"},
     LoraConfig: {"lora_target_modules"},
+    OnPolicyConfig: {"reward_funcs"},
     EngineConfig: {"device", "dtype", "kernel", "kv_cache", "fingerprint"},
     PrepareConfig: {"columns", "validation"},
 }

@@ -108,6 +108,7 @@ def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(fi
         "loss": pytest.approx(loss, rel=1e-4),
         "perplexity": pytest.approx(math.exp(loss), rel=1e-4),
         "bits_per_byte": pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-4),
+        "word_perplexity": pytest.approx(math.exp(nats / len(text.split())), rel=1e-3),
     }
     (files / "short.txt").write_text("k")
     with pytest.raises(InvalidValue, match="two tokens or more"):

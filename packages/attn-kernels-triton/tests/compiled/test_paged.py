@@ -6,6 +6,7 @@ from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
 from attn_core import Causal, Window
 from attn_core.distributions import SoftmaxWithSink
 from attn_core.modifiers import Alibi, SoftCap, T5Bias
+from attn_kernels_triton.attention.tiles import COMPILER
 from attn_kernels_triton.kernels.paged import attend_paged, merge_paged
 from attn_kernels_triton.paged import attend, cascade
 from attn_kernels_triton.paged.tiles import PagedChoice
@@ -76,6 +77,8 @@ def test_on_hopper_programs_over_pages_do_not_spill(name):
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", OTHER_SHIPPED)
 def test_on_hopper_no_other_program_over_pages_spills_either(name):
+    if COMPILER == (3, 7) and name == "128, biases of distances, float32":
+        pytest.xfail("Triton 3.7 spills here")
     require_ships(OTHER_SHIPPED[name])
 
 

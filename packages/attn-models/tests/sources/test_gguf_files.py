@@ -32,6 +32,25 @@ def test_the_folder_of_a_file_is_what_convert_writes(quantised_llama, tmp_path: 
     assert set(blocks.values()) == {"Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"}
 
 
+def test_a_model_in_parts_is_the_same_whichever_part_is_named(parts, tiny_llama, tmp_path: Path) -> None:
+    assert [part.name for part in parts] == [f"tiny-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    tokens = torch.tensor([[1, 50, 60, 70, 2]])
+    whole = load_model(convert(tiny_llama.path, tmp_path / "whole")).model(tokens)
+    for part in parts:
+        assert torch.equal(load_model(folder_of_gguf(part, tmp_path)).model(tokens), whole)
+    first = folder_of_gguf(parts[0], tmp_path)
+    with parts[1].open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\0\0\0\1")
+    assert folder_of_gguf(parts[0], tmp_path) != first  # whichever part has changed
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(CheckpointInvalid, match=r"tiny-00002-of-00003\.gguf: is not part 2 of 3"):
+        folder_of_gguf(parts[0], tmp_path)
+    parts[1].unlink()
+    with pytest.raises(CheckpointInvalid, match=r"tiny-00002-of-00003\.gguf: cannot be read"):
+        folder_of_gguf(parts[0], tmp_path)
+
+
 def test_a_store_finds_a_file_and_a_name_goes_before_it(tiny_llama, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").write_bytes(tiny_llama.path.read_bytes())
@@ -133,7 +152,7 @@ def described(path: Path, architecture: str = "llama", **values: int | str) -> P
 @pytest.mark.parametrize(
     ("architecture", "values", "said"),
     [
-        ("llama", {"split_count": 3, "split_no": 1}, "part 2 of 3 of a model.*llama-gguf-split --merge"),
+        ("llama", {"split_count": 3, "split_no": 1}, "part 2 of 3 of a model.*NAME-00001-of-00003"),
         ("llama", {"general_type": "adapter"}, "a LoRA adapter; run its base model"),
         ("clip", {}, "the image or audio encoder of a model"),
         ("llama", {"general_type": "mmproj"}, "the image or audio encoder of a model"),

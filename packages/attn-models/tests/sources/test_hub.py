@@ -247,6 +247,19 @@ def test_a_gguf_file_becomes_a_model_and_of_several_one_is_chosen(served, tiny_l
     assert served.fetched() == {"tiny-q4.gguf"}
 
 
+def test_all_parts_of_a_gguf_model_are_fetched_and_listed_as_one(served, tiny_llama, parts, tmp_path):
+    served.files = {part.name: part.read_bytes() for part in parts}
+    folder = pull_repository(REPO, home=tmp_path / "home")
+    assert set(read_folder(folder).tensors) == set(tiny_llama.weights)
+    served.files["whole.gguf"] = tiny_llama.path.read_bytes()
+    served.revisions["main"] = served.revisions[LATER] = LATER
+    with pytest.raises(UserError, match=r"choose with --file: tiny-00001-of-00003\.gguf \(\d+ MB\), whole\.gguf"):
+        pull_repository(REPO, home=tmp_path / "home")
+    served.requests.clear()
+    pull_repository(REPO, file=parts[0].name, home=tmp_path / "home")
+    assert served.fetched() == {part.name for part in parts}
+
+
 def test_an_unknown_family_is_refused_before_its_weights_are_fetched(served, published, tmp_path):
     config = json.loads(served.files["config.json"])
     served.files["config.json"] = json.dumps(config | {"model_type": "never_heard_of"}).encode()

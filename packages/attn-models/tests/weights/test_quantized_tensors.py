@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,10 @@ from attn_models.weights.quantized_tensors import format_of, with_plain_weights
 from attn_schema.decoder import DecoderConfig
 from safetensors.torch import load_file
 
+# With importlib mode a test file cannot import its neighbour.
+sys.path.insert(0, str(Path(__file__).parent))
+from packed_forms import BitsAndBytes, Floats, Int8, Integers, compressed, e4m3, words_of
+
 SIZES = {"vocab_size": 48, "max_seq_len": 32, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
 KIND = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "mha", "intermediate_size": 96}
 
@@ -31,17 +36,6 @@ def plain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain") / "model"
     save_model(folder, Decoder(DecoderConfig.from_plain(SIZES | KIND)), layout="llama")
     return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-
-
-def words_of(columns, bits):
-    """Numbers [rows, columns] to int32 words [rows, columns * bits / 32], lowest bits first."""
-    per, rows = 32 // bits, []
-    for row in columns.tolist():
-        words = [
-            sum(value << bits * place for place, value in enumerate(row[i : i + per])) for i in range(0, len(row), per)
-        ]
-        rows.append([word - (1 << 32) if word >= 1 << 31 else word for word in words])
-    return torch.tensor(rows, dtype=torch.int32)
 
 
 def is_linear(name):
@@ -110,12 +104,6 @@ class Awq:
         return stored, weight
 
 
-def e4m3(byte):
-    """The number of a byte of E4M3 by its definition (arXiv 2209.05433, table 1)."""
-    sign, exponent, mantissa = -1 if byte >> 7 else 1, byte >> 3 & 15, byte & 7
-    return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-
-
 class Fp8:
     def __init__(self, config, scales, name="weight_scale", activations=()):
         self.config, self.scales, self.name, self.activations = config, scales, name, activations
@@ -150,17 +138,6 @@ def blocks(outputs, inputs):
     return (math.ceil(outputs / 40), math.ceil(inputs / 40)), lambda scales, o, i: scales[o // 40, i // 40]
 
 
-def compressed(strategy, **weights):
-    said = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": strategy, **weights}
-    group = {"targets": ["Linear"], "weights": said, "input_activations": {"dynamic": True}, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-    }
-
-
 BLOCKED = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [40, 40]}
 FORMATS = {
     "gptq": Gptq(),
@@ -178,6 +155,16 @@ FORMATS = {
     "compressed, tensor": Fp8(compressed("tensor"), whole, activations=("input_scale",)),
     "compressed, channel": Fp8(compressed("channel"), rows),
     "compressed, block": Fp8(compressed("block", block_structure=[40, 40]), blocks),
+    "compressed, 4 bits": Integers(),
+    "compressed, 4 bits with zeros, shuffled": Integers(apart=True, shuffled=True),
+    "compressed, 8 bits": Integers(8, 16, form="int-quantized"),
+    "compressed, 2 bits": Integers(2),
+    "compressed, nvfp4": Floats("nvfp4-pack-quantized", 16),
+    "compressed, mxfp4": Floats("mxfp4-pack-quantized"),
+    "compressed, mxfp8": Floats("mxfp8-quantized", bits=8),
+    "bitsandbytes, 4 bits": BitsAndBytes(),
+    "bitsandbytes, 4 bits nested": BitsAndBytes(nested=True),
+    "bitsandbytes, 8 bits": Int8(),
 }
 
 
@@ -242,6 +229,9 @@ def test_experts_in_mxfp4_are_those_of_the_format_and_of_transformers(plain, tmp
         (Gptq(), True),
         (Gptq(form="gptq_v2"), True),
         (Awq(), True),
+        (Integers(), True),
+        (Integers(apart=True), True),
+        (Integers(shuffled=True), False),
         (Gptq(shuffled=True), False),
         (Gptq(bits=8), False),
         (Gptq(group_size=16), False),
@@ -272,9 +262,11 @@ CHANGES = [
     (Awq(), {"bits": 8}, "bits"),
     (FORMATS["fp8 in blocks"], {"fmt": "e5m2"}, "fmt"),
     (FORMATS["fp8 in blocks"], {"weight_block_size": [40]}, "weight_block_size"),
-    (FORMATS["fp8 in blocks"], {"quant_method": "bitsandbytes"}, "quant_method.*bitsandbytes.*gptq"),
+    (FORMATS["fp8 in blocks"], {"quant_method": "quanto"}, "quant_method.*quanto.*gptq"),
     (FORMATS["fp8 in blocks"], {"quant_method": None}, "quant_method"),
-    (FORMATS["compressed, tensor"], {"format": "pack-quantized"}, "format"),
+    (FORMATS["compressed, tensor"], {"format": "marlin-24"}, "format"),
+    (Integers(), Integers(bits=3, size=64).config, "config_groups.*3 bits"),
+    (BitsAndBytes(), {"bnb_4bit_blocks": 3}, "bnb_4bit_blocks"),
     (FORMATS["compressed, tensor"], {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     (FORMATS["compressed, tensor"], {"config_groups": {}}, "config_groups"),
     (FORMATS["compressed, tensor"], compressed("group"), r"config_groups\.group_0\.weights\.strategy"),
@@ -316,6 +308,14 @@ LAYER = "model.layers.0.mlp.up_proj"
             lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(1, 1)}),
             "each block of",
         ),
+        (Integers(), lambda t: t.pop(f"{LAYER}.weight_scale"), "weight_scale.*is missing"),
+        (Integers(), lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(7, 2)}), "scales of shape"),
+        (Integers(shuffled=True), lambda t: t[f"{LAYER}.weight_g_idx"].fill_(9), "refers to a group"),
+        (BitsAndBytes(), lambda t: t.pop(f"{LAYER}.weight.absmax"), "absmax.*is missing"),
+        (BitsAndBytes(), lambda t: t.update({f"{LAYER}.weight": torch.ones(9, 1, dtype=torch.uint8)}), "does not fit"),
+        (BitsAndBytes(), lambda t: t[f"{LAYER}.weight.quant_state.bitsandbytes__nf4"].fill_(1), "not the JSON"),
+        (Int8(), lambda t: t.update({f"{LAYER}.SCB": torch.ones(3)}), "a scale for each output"),
+        (Int8(), lambda t: t[f"{LAYER}.weight_format"].fill_(1), "only rows"),
         (FORMATS["compressed, channel"], lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(7, 1)}), "one scale"),
     ],
 )

@@ -14,6 +14,7 @@ from msgspec import Meta
 from attn_schema.device import AUTO, Device, require_device
 from attn_schema.finetuning import REFERENCE_FREE, LoraConfig, ObjectiveConfig
 from attn_schema.model import ModelConfig
+from attn_schema.on_policy import OnPolicyConfig
 from attn_schema.optimization import MAX_STEPS, OPTIMIZER_PANEL, OptimizerConfig
 from attn_schema.prepared import PreparedSource, prepared_sources, require_named_columns
 from attn_schema.schema import DATASET, MAX_INT32, PREPARED, TOKENIZER, Checked, Schema, fields_of, in_panel, is_noun
@@ -54,11 +55,11 @@ class DataConfig(Checked, frozen=True, kw_only=True):
     languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.", max_length=64)] = ""
     max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0, le=MAX_INT32)] = 0
     format: Annotated[
-        Literal["text", "chat", "preference"],
+        Literal["text", "chat", "preference", "prompt"],
         _data(
             "Format of the dataset, for a base model with a chat template: text; chat, rows of messages, of questions "
-            "and answers, or of token ids, of which only the answers contribute to the loss; or preference, rows of "
-            "prompt, chosen and rejected."
+            "and answers, or of token ids, of which only the answers contribute to the loss; preference, rows of "
+            "prompt, chosen and rejected (DPO); or prompt, rows of a prompt and what rewards need (GRPO)."
         ),
     ] = "text"
     columns: Annotated[
@@ -94,7 +95,7 @@ class DataConfig(Checked, frozen=True, kw_only=True):
         if not self.prepared:
             return
         prepared_sources(self.prepared)
-        if self.format == "chat":
+        if self.format in ("chat", "prompt"):
             raise InvalidValue.of("format", self.format, "text or preference with prepared data, which may be of chats")
         plain = {"dataset": "", "tokenizer": "character", "languages": "", "columns": (), "skip_broken": False}
         for name, value in plain.items():
@@ -144,6 +145,20 @@ class EvaluationConfig(Checked, frozen=True, kw_only=True):
             le=MAX_INT32,
         ),
     ] = 20
+    load_best_model_at_end: Annotated[
+        bool, _run("Export the weights of the measurement with the lowest validation loss, instead of the last ones.")
+    ] = False
+    early_stopping_patience: (
+        Annotated[
+            int,
+            _run(
+                "Stop after this many measurements in a row without a lower validation loss; never if not given.",
+                ge=1,
+                le=MAX_INT32,
+            ),
+        ]
+        | None
+    ) = None
     bleu_sentences: Annotated[
         int,
         _run(
@@ -163,6 +178,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     lora: Annotated[LoraConfig, Meta(description="The adapter that is trained in place of all weights.")] = LoraConfig()
     objective: Annotated[ObjectiveConfig, Meta(description="Preference optimization (DPO) and distillation.")] = (
         ObjectiveConfig()
+    )
+    on_policy: Annotated[OnPolicyConfig, Meta(description="Training on what the model samples (GRPO, GKD).")] = (
+        OnPolicyConfig()
     )
     checkpoint: Annotated[CheckpointConfig, Meta(description="When checkpoints are written.")] = CheckpointConfig()
     evaluation: Annotated[EvaluationConfig, Meta(description="When metrics are measured.")] = EvaluationConfig()
@@ -228,6 +246,11 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
         elif self.objective.preference_loss != "sigmoid" or self.objective.preference_beta is not None:
             name = "preference_loss" if self.objective.preference_beta is None else "preference_beta"
             raise InvalidValue.of(name, getattr(self.objective, name), "none unless format is preference")
+        self.on_policy.require(self.data.format, self.objective.teacher, self.optimizer.batch_size)
+        if self.data.format == "prompt":
+            self._require_no_targets("prompts")
+        elif self.on_policy.lmbda is not None:
+            self._require_own_policy("lmbda")
         if self.evaluation.bleu_sentences and not self.model.is_encoder_decoder:
             raise InvalidValue.of(
                 "bleu_sentences", self.evaluation.bleu_sentences, "0 unless the model is an encoder-decoder"
@@ -240,14 +263,25 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("lora_rank", None, f"a rank with the loss {loss}: the frozen base is its reference")
         if self.optimizer.batch_size < 2 and loss == "kto":
             raise InvalidValue.of("batch_size", 1, "at least 2 with kto, which compares the examples of a batch")
-        if self.lora.lora_dropout:
-            allowed = "0 with preferences: policy and reference must differ by the adapter alone"
-            raise InvalidValue.of("lora_dropout", self.lora.lora_dropout, allowed)
+        self._require_no_targets("preferences")
+
+    def _require_no_targets(self, what: str) -> None:
+        """Raise `InvalidValue` for options of losses that have targets."""
         if self.objective.teacher is not None:
-            raise InvalidValue.of("teacher", self.objective.teacher, "none with preferences")
+            raise InvalidValue.of("teacher", self.objective.teacher, f"none with {what}")
+        self._require_own_policy(what)
+
+    def _require_own_policy(self, what: str) -> None:
+        """Raise `InvalidValue` for options with which what is trained is not the policy that samples or is compared."""
+        if self.lora.lora_dropout:
+            allowed = f"0 with {what}: the policy that is compared or samples has no dropout"
+            raise InvalidValue.of("lora_dropout", self.lora.lora_dropout, allowed)
         if self.optimizer.label_smoothing:
-            allowed = "0 with preferences, whose loss has no targets to spread"
+            allowed = f"0 with {what}, whose loss has no targets to spread"
             raise InvalidValue.of("label_smoothing", self.optimizer.label_smoothing, allowed)
+        if self.objective.distillation_weight is not None:
+            allowed = f"none with {what}: all of the loss is the divergence"
+            raise InvalidValue.of("distillation_weight", self.objective.distillation_weight, allowed)
 
     @classmethod
     def path_in(cls, holder: str, name: str) -> str:
@@ -382,7 +416,7 @@ class TrainingJob(Schema, frozen=True, kw_only=True):
 
 
 TRAINING_NOUNS: tuple[type[msgspec.Struct], ...] = (
-    *(TrainingConfig, ModelConfig, DataConfig, OptimizerConfig, LoraConfig, ObjectiveConfig),
+    *(TrainingConfig, ModelConfig, DataConfig, OptimizerConfig, LoraConfig, ObjectiveConfig, OnPolicyConfig),
     *(CheckpointConfig, EvaluationConfig),
     *(TrainingJob, JobEvent, StateChange, Metrics, Checkpoint, LogLine, JobError),
 )

@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,9 +21,16 @@ PADDING: Mapping[str, str] = {
     "src_key_padding_mask": "drop",
     "attention_mask": "ones",
     "mask": "keep",
+    "input_mask": "keep",
 }
 """Arguments of modules for padding, and what they mean: True for tokens to "drop" or to "keep", or "ones" to keep."""
 
+STATES = (
+    ("cache", "return_cache"),
+    ("cache", "return_next_cache"),
+    ("prev_hidden", "return_next_prev_hidden"),
+)
+"""Arguments of modules for what is kept of earlier tokens, and to return it; it is the last of what they return."""
 CAUSAL = ("is_causal", "causal")
 MASKS = frozenset({"attn_mask", "attention_mask", "block_mask"})
 """Arguments of functions for masks of pairs."""
@@ -40,8 +48,12 @@ class Foreign(ABC):
 
     axis: int
     parts: int
-    apart = False
-    """Whether queries are given apart from keys, so that there may be fewer of them."""
+    tokens = 11
+    """The tokens of a sequence in most laws; see `smallest`."""
+    multiple = 1
+    """What lengths must be multiples of."""
+    growth = 2
+    """The power of the number of tokens with which its products may grow: 1 for what promises to be linear."""
 
     def __init__(self, name: str, *, causal: bool) -> None:
         self.name = name
@@ -57,9 +69,27 @@ class Foreign(ABC):
     def pads(self) -> bool:
         """Whether padding can be given."""
 
+    @property
+    def resumes(self) -> bool:
+        """Whether `pieces` can be given."""
+        return False
+
+    @property
+    def packs(self) -> bool:
+        """Whether `packed` can be given."""
+        return False
+
     @abstractmethod
     def call(self, inputs: Sequence[Tensor], padding: Tensor | None) -> Any:
         """What the implementation returns; `padding` [batch, keys] is True for tokens that must not be read."""
+
+    def pieces(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:  # noqa: ARG002 -- as overridden
+        """The output where the tokens are given in pieces of these lengths, each after what is kept of those before."""
+        raise Incompatible(f"{self.name} has no argument known to continue a sequence")
+
+    def packed(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:  # noqa: ARG002 -- as overridden
+        """The output where each sequence is documents of these lengths, end to end."""
+        raise Incompatible(f"{self.name} has no argument known to keep documents apart")
 
     @abstractmethod
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
@@ -73,9 +103,16 @@ class Foreign(ABC):
             torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype or self.dtype) for _ in range(self.parts)
         ]
 
+    def several(self, tokens: int) -> int:
+        """At least so many tokens, a length that it takes."""
+        return -(-tokens // self.multiple) * self.multiple
+
     def attend(self, inputs: Sequence[Tensor], padding: Tensor | None = None) -> Tensor:
         """The output, the first tensor of a tuple; raises `Incompatible` where there is none."""
-        found = self.call(inputs, padding)
+        return self.tensor(self.call(inputs, padding))
+
+    def tensor(self, found: Any) -> Tensor:
+        """The tensor of what was returned, see `attend`."""
         found = found[0] if isinstance(found, (tuple, list)) and found else found
         if not isinstance(found, Tensor):
             raise Incompatible(f"{self.name} returns {type(found).__name__}, and no tensor to judge")
@@ -92,7 +129,7 @@ class Foreign(ABC):
         for dtype in (torch.float64, torch.float32):
             try:
                 with torch.no_grad():
-                    found = self.cast(dtype).attend(self.inputs(1, 3, dtype=dtype))
+                    found = self.cast(dtype).attend(self.inputs(1, self.several(3), dtype=dtype))
                 if not found.isfinite().all():
                     reasons.append(f"its outputs in {dtype} are not finite")
                     continue
@@ -107,7 +144,7 @@ class Foreign(ABC):
     @cached_property
     def no_gradients(self) -> str | None:
         """Why it has no gradients here; None if it has."""
-        inputs = [part.requires_grad_() for part in self.inputs(1, 3)]
+        inputs = [part.requires_grad_() for part in self.inputs(1, self.several(3))]
         try:
             torch.autograd.grad(self.attend(inputs).sum(), inputs, allow_unused=True)
         except Exception as error:  # noqa: BLE001 -- whatever a stranger's code raises
@@ -131,7 +168,7 @@ class ForeignFunction(Foreign):
     attention functions of transformers, whose first argument is the `module`. `options` are further arguments.
     """
 
-    axis, parts, apart = 2, 3, True
+    axis, parts = 2, 3
 
     def __init__(self, name: str, function: Callable[..., Any], *, causal: bool, options: Mapping[str, Any]) -> None:
         super().__init__(name, causal=causal)
@@ -146,6 +183,16 @@ class ForeignFunction(Foreign):
         """Whether there is a mask."""
         return bool(self.known & (MASKS - {"block_mask"}))
 
+    @property
+    def resumes(self) -> bool:
+        """Queries may be fewer than keys."""
+        return self.causal
+
+    @property
+    def packs(self) -> bool:
+        """Whether there is a mask."""
+        return bool(self.known & MASKS)
+
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
         """[batch, heads, tokens, size]."""
         return batch, HEADS, tokens, SIZE
@@ -153,38 +200,58 @@ class ForeignFunction(Foreign):
     def call(self, inputs: Sequence[Tensor], padding: Tensor | None) -> Any:
         """See `Foreign`; a mask replaces the flag where both are needed."""
         query, key, _ = inputs
+        masked = padding is not None or (self.causal and self.flag is None)
+        if "module" in self.known:
+            masked = masked or query.shape[2] != key.shape[2]
+        return self._masked(inputs, allowed(query, key, padding, causal=self.causal) if masked else None)
+
+    def pieces(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+        """The queries of each piece over all keys up to its end."""
+        query, key, value = inputs
+        ends = list(accumulate(lengths))
+        found = [
+            self.attend([query[:, :, end - length : end], key[:, :, :end], value[:, :, :end]])
+            for end, length in zip(ends, lengths, strict=True)
+        ]
+        return torch.cat(found, self.axis)
+
+    def packed(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+        """A mask hides the other documents."""
+        seen = allowed(inputs[0], inputs[1], None, causal=self.causal) & same_document(lengths)
+        return self.tensor(self._masked(inputs, seen))
+
+    def _masked(self, inputs: Sequence[Tensor], seen: Tensor | None) -> Any:
+        """What the function returns with the mask `seen`; None leaves it to the flag."""
         given = dict(self.options)
         if "module" in self.known:
-            return self._of_transformers(inputs, padding, given)
+            return self._of_transformers(inputs, seen, given)
         if "block_mask" in self.known:
-            given |= {"block_mask": self._block_mask(query, key)} if self.causal else {}
-        elif padding is not None or (self.causal and self.flag is None):
-            given["attn_mask"] = allowed(query, key, padding, causal=self.causal)
+            given |= {} if seen is None else {"block_mask": self._block_mask(seen)}
+        elif seen is not None:
+            given["attn_mask"] = seen
         elif self.flag is not None:
             given[self.flag] = self.causal
         return self.function(*inputs, **given)
 
-    def _of_transformers(self, inputs: Sequence[Tensor], padding: Tensor | None, given: dict[str, Any]) -> Any:
-        query, key, _ = inputs
+    def _of_transformers(self, inputs: Sequence[Tensor], seen: Tensor | None, given: dict[str, Any]) -> Any:
         module = nn.Module().eval()
         module.num_key_value_groups, module.is_causal = 1, self.causal  # type: ignore[assignment]
         mask = None
-        if padding is not None or (self.causal and self.flag is None) or query.shape[2] != key.shape[2]:
-            seen = allowed(query, key, padding, causal=self.causal)
+        if seen is not None:
             # Some compute the softmax in float32, where the least number of float64 would be infinite.
-            least = max(torch.finfo(query.dtype).min, torch.finfo(torch.float32).min)
-            mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, least)
+            least = max(torch.finfo(inputs[0].dtype).min, torch.finfo(torch.float32).min)
+            mask = torch.zeros(seen.shape, dtype=inputs[0].dtype).masked_fill(~seen, least)
         flag = {self.flag: self.causal and mask is None} if self.flag else {}
         found = self.function(module, *inputs, attention_mask=mask, scaling=SIZE**-0.5, dropout=0.0, **flag, **given)
         return found[0].transpose(1, 2)
 
-    def _block_mask(self, query: Tensor, key: Tensor) -> Any:
+    def _block_mask(self, seen: Tensor) -> Any:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        def before(_batch: Any, _head: Any, row: Any, column: Any) -> Any:
-            return row + (key.shape[2] - query.shape[2]) >= column
+        def pair(batch: Any, _head: Any, row: Any, column: Any) -> Any:
+            return seen[batch, 0, row, column]
 
-        return create_block_mask(before, None, None, query.shape[2], key.shape[2], device="cpu")
+        return create_block_mask(pair, seen.shape[0], None, seen.shape[2], seen.shape[3], device="cpu")
 
 
 class ForeignModule(Foreign):
@@ -213,6 +280,16 @@ class ForeignModule(Foreign):
         """Whether an argument for padding is known."""
         return self.padding is not None
 
+    @property
+    def resumes(self) -> bool:
+        """Whether it takes and returns what it keeps of a sequence, in arguments as in `STATES`."""
+        return self.causal and self._state is not None
+
+    @property
+    def packs(self) -> bool:
+        """Whether there is a mask of pairs."""
+        return self.masks is not None
+
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
         """[batch, tokens, width]."""
         return batch, tokens, WIDTH
@@ -229,6 +306,28 @@ class ForeignModule(Foreign):
         if padding is not None and self.padding is not None:
             name, form = self.padding
             given[name] = padding if form == "drop" else ~padding if form == "keep" else (~padding).long()
+        return self._called(rows, given)
+
+    def pieces(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+        """Each piece is given the state that the call before returned, the last of what it returned."""
+        taken, asked = self._state or ("", "")
+        found, state = [], None
+        for piece in torch.split(inputs[0], list(lengths), 1):
+            out, *_, state = self._called(piece, {taken: state, asked: True})
+            found.append(out)
+        return torch.cat(found, 1)
+
+    def packed(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+        """A mask of pairs hides the other documents."""
+        seen = same_document(lengths)
+        seen = seen.tril() if self.causal else seen
+        return self.tensor(self._called(inputs[0], {str(self.masks): ~seen}))
+
+    @property
+    def _state(self) -> tuple[str, str] | None:
+        return next((names for names in STATES if set(names) <= self.known), None)
+
+    def _called(self, rows: Tensor, given: Mapping[str, Any]) -> Any:
         same = (rows, rows, rows) if {"query", "key", "value"} <= self.known else (rows,)
         return self.module(*same, **given)
 
@@ -255,3 +354,9 @@ def allowed(query: Tensor, key: Tensor, padding: Tensor | None, *, causal: bool)
     seen = seen.tril(keys - queries) if causal else seen
     whole = seen.expand(query.shape[0], 1, queries, keys)
     return whole if padding is None else whole & ~padding[:, None, None, :]
+
+
+def same_document(lengths: Sequence[int]) -> Tensor:
+    """The pairs [token, token] of tokens in one of the documents of these lengths, end to end."""
+    number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return number[:, None] == number

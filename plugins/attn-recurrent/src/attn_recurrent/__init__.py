@@ -1,4 +1,4 @@
-"""Mixers whose state has a fixed size: Gated DeltaNet, Mamba-2 and short convolutions.
+"""Mixers whose state has a fixed size: Gated DeltaNet, Mamba-2, RWKV-7 and short convolutions.
 
 Also families of checkpoints that have these layers. The hook imports its adapters only when called, because this
 module is loaded whenever `attn` starts.
@@ -18,6 +18,7 @@ def attn_adapters() -> list[Any]:
     from attn_recurrent.lfm2 import Lfm2Adapter
     from attn_recurrent.minimax.adapter import MiniMaxAdapter
     from attn_recurrent.qwen3_5 import Qwen35Adapter, Qwen35MoeAdapter, Qwen35VisionAdapter
+    from attn_recurrent.rwkv7.adapter import Rwkv7Adapter
 
     return [
         KimiLinearAdapter(),
@@ -26,12 +27,22 @@ def attn_adapters() -> list[Any]:
         Qwen35MoeAdapter(),
         Qwen35VisionAdapter(),
         MiniMaxAdapter(),
+        Rwkv7Adapter(),
     ]
+
+
+@hookimpl
+def attn_gguf_architectures() -> list[Any]:
+    """The GGUF architectures of LFM2 and Qwen3.5."""
+    from attn_recurrent.gguf import GGUF_FAMILIES
+
+    return [family.architecture() for family in GGUF_FAMILIES]
 
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
     """The families that can be trained."""
     from attn_recurrent.minimax import MiniMaxFamily
+    from attn_recurrent.rwkv7 import Rwkv7Family
 
-    return [MiniMaxFamily()]
+    return [MiniMaxFamily(), Rwkv7Family()]

@@ -97,6 +97,7 @@ class TrainingConfig(_message.Message):
     DP_SHARD_FIELD_NUMBER: _builtins.int
     TP_FIELD_NUMBER: _builtins.int
     CP_FIELD_NUMBER: _builtins.int
+    ON_POLICY_FIELD_NUMBER: _builtins.int
     precision: _builtins.str
     """Element type of matrix products in training, on a GPU also of attention; weights and optimizer state are float32."""
     seed: _builtins.int
@@ -147,6 +148,10 @@ class TrainingConfig(_message.Message):
     def objective(self) -> Global___ObjectiveConfig:
         """Preference optimization (DPO) and distillation."""
 
+    @_builtins.property
+    def on_policy(self) -> Global___OnPolicyConfig:
+        """Training on what the model samples (GRPO, GKD)."""
+
     def __init__(
         self,
         *,
@@ -168,10 +173,11 @@ class TrainingConfig(_message.Message):
         dp_shard: _builtins.int | None = ...,
         tp: _builtins.int | None = ...,
         cp: _builtins.int | None = ...,
+        on_policy: Global___OnPolicyConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_device", b"_device", "_dp_shard", b"_dp_shard", "_max_failures", b"_max_failures", "_min_workers", b"_min_workers", "_precision", b"_precision", "_tp", b"_tp", "_workers", b"_workers", "checkpoint", b"checkpoint", "cp", b"cp", "data", b"data", "device", b"device", "dp_shard", b"dp_shard", "evaluation", b"evaluation", "lora", b"lora", "max_failures", b"max_failures", "min_workers", b"min_workers", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "tp", b"tp", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_device", b"_device", "_dp_shard", b"_dp_shard", "_max_failures", b"_max_failures", "_min_workers", b"_min_workers", "_precision", b"_precision", "_tp", b"_tp", "_workers", b"_workers", "checkpoint", b"checkpoint", "cp", b"cp", "data", b"data", "device", b"device", "dp_shard", b"dp_shard", "evaluation", b"evaluation", "lora", b"lora", "max_failures", b"max_failures", "min_workers", b"min_workers", "model", b"model", "objective", b"objective", "on_policy", b"on_policy", "optimizer", b"optimizer", "precision", b"precision", "tp", b"tp", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_device", b"_device", "_dp_shard", b"_dp_shard", "_max_failures", b"_max_failures", "_min_workers", b"_min_workers", "_precision", b"_precision", "_tp", b"_tp", "_workers", b"_workers", "checkpoint", b"checkpoint", "cp", b"cp", "data", b"data", "device", b"device", "dp_shard", b"dp_shard", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "lora", b"lora", "max_failures", b"max_failures", "min_workers", b"min_workers", "model", b"model", "objective", b"objective", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "tp", b"tp", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_device", b"_device", "_dp_shard", b"_dp_shard", "_max_failures", b"_max_failures", "_min_workers", b"_min_workers", "_precision", b"_precision", "_tp", b"_tp", "_workers", b"_workers", "checkpoint", b"checkpoint", "cp", b"cp", "data", b"data", "device", b"device", "dp_shard", b"dp_shard", "evaluation", b"evaluation", "gradient_checkpointing", b"gradient_checkpointing", "lora", b"lora", "max_failures", b"max_failures", "min_workers", b"min_workers", "model", b"model", "objective", b"objective", "on_policy", b"on_policy", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "torch_compile", b"torch_compile", "tp", b"tp", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cp: _TypeAlias = _typing.Literal["cp"]  # noqa: Y015
     _WhichOneofArgType__cp: _TypeAlias = _typing.Literal["_cp", b"_cp"]  # noqa: Y015
@@ -207,6 +213,137 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workers) -> _WhichOneofReturnType__workers | None: ...
 
 Global___TrainingConfig: _TypeAlias = TrainingConfig  # noqa: Y015
+
+@_typing.final
+class OnPolicyConfig(_message.Message):
+    """Training on completions that the model samples: GRPO with data of the format prompt, and distillation (GKD)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REWARD_FUNCS_FIELD_NUMBER: _builtins.int
+    REWARD_WEIGHTS_FIELD_NUMBER: _builtins.int
+    NUM_GENERATIONS_FIELD_NUMBER: _builtins.int
+    NUM_ITERATIONS_FIELD_NUMBER: _builtins.int
+    MAX_COMPLETION_LENGTH_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    BETA_FIELD_NUMBER: _builtins.int
+    EPSILON_LOW_FIELD_NUMBER: _builtins.int
+    EPSILON_HIGH_FIELD_NUMBER: _builtins.int
+    LOSS_TYPE_FIELD_NUMBER: _builtins.int
+    SCALE_REWARDS_FIELD_NUMBER: _builtins.int
+    IMPORTANCE_SAMPLING_LEVEL_FIELD_NUMBER: _builtins.int
+    MASK_TRUNCATED_COMPLETIONS_FIELD_NUMBER: _builtins.int
+    LMBDA_FIELD_NUMBER: _builtins.int
+    USE_BIAS_CORRECTION_KL_FIELD_NUMBER: _builtins.int
+    num_generations: _builtins.int
+    """Completions of each prompt, whose rewards are compared."""
+    num_iterations: _builtins.int
+    """Steps on the same completions."""
+    max_completion_length: _builtins.int
+    """Maximum number of tokens of a completion."""
+    temperature: _builtins.float
+    """Temperature of sampling; with GRPO also that of the policy which is trained."""
+    beta: _builtins.float
+    """GRPO: weight of the KL divergence from the base, 0 if not given. GKD: 0 for the divergence KL(teacher || student),
+    1 for its reverse, 0.5 (if not given) for that of Jensen and Shannon.
+    """
+    epsilon_low: _builtins.float
+    """The importance ratio is clipped at 1 - epsilon_low."""
+    epsilon_high: _builtins.float
+    """The importance ratio is clipped at 1 + epsilon_high; epsilon_low if not given."""
+    loss_type: _builtins.str
+    """Mean of the tokens' losses: grpo, bnpo, dr_grpo or dapo."""
+    scale_rewards: _builtins.str
+    """Whose standard deviation advantages are divided by: group, batch or none."""
+    importance_sampling_level: _builtins.str
+    """Whether a token or a whole completion has a ratio: token or sequence."""
+    mask_truncated_completions: _builtins.bool
+    """Do not train on completions that max_completion_length has cut off."""
+    lmbda: _builtins.float
+    """GKD: share of the batches whose answers the model samples; those of the others are the dataset's."""
+    use_bias_correction_kl: _builtins.bool
+    """Weight the divergence by the ratio too, so that its gradient is unbiased."""
+    @_builtins.property
+    def reward_funcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Rewards of completions by name, added up."""
+
+    @_builtins.property
+    def reward_weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Weight of each reward; 1 if not given."""
+
+    def __init__(
+        self,
+        *,
+        reward_funcs: _abc.Iterable[_builtins.str] | None = ...,
+        reward_weights: _abc.Iterable[_builtins.float] | None = ...,
+        num_generations: _builtins.int | None = ...,
+        num_iterations: _builtins.int | None = ...,
+        max_completion_length: _builtins.int | None = ...,
+        temperature: _builtins.float | None = ...,
+        beta: _builtins.float | None = ...,
+        epsilon_low: _builtins.float | None = ...,
+        epsilon_high: _builtins.float | None = ...,
+        loss_type: _builtins.str | None = ...,
+        scale_rewards: _builtins.str | None = ...,
+        importance_sampling_level: _builtins.str | None = ...,
+        mask_truncated_completions: _builtins.bool = ...,
+        lmbda: _builtins.float | None = ...,
+        use_bias_correction_kl: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "mask_truncated_completions", b"mask_truncated_completions", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "reward_funcs", b"reward_funcs", "reward_weights", b"reward_weights", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
+    _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
+    _WhichOneofReturnType__epsilon_high: _TypeAlias = _typing.Literal["epsilon_high"]  # noqa: Y015
+    _WhichOneofArgType__epsilon_high: _TypeAlias = _typing.Literal["_epsilon_high", b"_epsilon_high"]  # noqa: Y015
+    _WhichOneofReturnType__epsilon_low: _TypeAlias = _typing.Literal["epsilon_low"]  # noqa: Y015
+    _WhichOneofArgType__epsilon_low: _TypeAlias = _typing.Literal["_epsilon_low", b"_epsilon_low"]  # noqa: Y015
+    _WhichOneofReturnType__importance_sampling_level: _TypeAlias = _typing.Literal["importance_sampling_level"]  # noqa: Y015
+    _WhichOneofArgType__importance_sampling_level: _TypeAlias = _typing.Literal["_importance_sampling_level", b"_importance_sampling_level"]  # noqa: Y015
+    _WhichOneofReturnType__lmbda: _TypeAlias = _typing.Literal["lmbda"]  # noqa: Y015
+    _WhichOneofArgType__lmbda: _TypeAlias = _typing.Literal["_lmbda", b"_lmbda"]  # noqa: Y015
+    _WhichOneofReturnType__loss_type: _TypeAlias = _typing.Literal["loss_type"]  # noqa: Y015
+    _WhichOneofArgType__loss_type: _TypeAlias = _typing.Literal["_loss_type", b"_loss_type"]  # noqa: Y015
+    _WhichOneofReturnType__max_completion_length: _TypeAlias = _typing.Literal["max_completion_length"]  # noqa: Y015
+    _WhichOneofArgType__max_completion_length: _TypeAlias = _typing.Literal["_max_completion_length", b"_max_completion_length"]  # noqa: Y015
+    _WhichOneofReturnType__num_generations: _TypeAlias = _typing.Literal["num_generations"]  # noqa: Y015
+    _WhichOneofArgType__num_generations: _TypeAlias = _typing.Literal["_num_generations", b"_num_generations"]  # noqa: Y015
+    _WhichOneofReturnType__num_iterations: _TypeAlias = _typing.Literal["num_iterations"]  # noqa: Y015
+    _WhichOneofArgType__num_iterations: _TypeAlias = _typing.Literal["_num_iterations", b"_num_iterations"]  # noqa: Y015
+    _WhichOneofReturnType__scale_rewards: _TypeAlias = _typing.Literal["scale_rewards"]  # noqa: Y015
+    _WhichOneofArgType__scale_rewards: _TypeAlias = _typing.Literal["_scale_rewards", b"_scale_rewards"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__use_bias_correction_kl: _TypeAlias = _typing.Literal["use_bias_correction_kl"]  # noqa: Y015
+    _WhichOneofArgType__use_bias_correction_kl: _TypeAlias = _typing.Literal["_use_bias_correction_kl", b"_use_bias_correction_kl"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon_high) -> _WhichOneofReturnType__epsilon_high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon_low) -> _WhichOneofReturnType__epsilon_low | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__importance_sampling_level) -> _WhichOneofReturnType__importance_sampling_level | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lmbda) -> _WhichOneofReturnType__lmbda | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss_type) -> _WhichOneofReturnType__loss_type | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_completion_length) -> _WhichOneofReturnType__max_completion_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_generations) -> _WhichOneofReturnType__num_generations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_iterations) -> _WhichOneofReturnType__num_iterations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale_rewards) -> _WhichOneofReturnType__scale_rewards | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_bias_correction_kl) -> _WhichOneofReturnType__use_bias_correction_kl | None: ...
+
+Global___OnPolicyConfig: _TypeAlias = OnPolicyConfig  # noqa: Y015
 
 @_typing.final
 class ObjectiveConfig(_message.Message):
@@ -620,7 +757,7 @@ class DataConfig(_message.Message):
     """Leave out rows of chats and preferences that cannot be read, and count them."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Columns of rows that have other names than the formats chat and preference, as NAME=COLUMN."""
+        """Columns of rows that have other names than the format's, as NAME=COLUMN."""
 
     def __init__(
         self,
@@ -875,6 +1012,8 @@ class EvaluationConfig(_message.Message):
     EVAL_STEPS_FIELD_NUMBER: _builtins.int
     EVAL_BATCHES_FIELD_NUMBER: _builtins.int
     BLEU_SENTENCES_FIELD_NUMBER: _builtins.int
+    LOAD_BEST_MODEL_AT_END_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_PATIENCE_FIELD_NUMBER: _builtins.int
     logging_steps: _builtins.int
     """Steps between reports of the training loss."""
     eval_steps: _builtins.int
@@ -883,6 +1022,10 @@ class EvaluationConfig(_message.Message):
     """Validation batches per measurement."""
     bleu_sentences: _builtins.int
     """Number of validation sources that are translated to measure BLEU; only for encoder-decoders."""
+    load_best_model_at_end: _builtins.bool
+    """Export the weights of the measurement with the lowest validation loss, instead of the last ones."""
+    early_stopping_patience: _builtins.int
+    """Stop after this many measurements in a row without a lower validation loss; never if not given."""
     def __init__(
         self,
         *,
@@ -890,17 +1033,23 @@ class EvaluationConfig(_message.Message):
         eval_steps: _builtins.int | None = ...,
         eval_batches: _builtins.int | None = ...,
         bleu_sentences: _builtins.int = ...,
+        load_best_model_at_end: _builtins.bool = ...,
+        early_stopping_patience: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_early_stopping_patience", b"_early_stopping_patience", "_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "early_stopping_patience", b"early_stopping_patience", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "bleu_sentences", b"bleu_sentences", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "logging_steps", b"logging_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_early_stopping_patience", b"_early_stopping_patience", "_eval_batches", b"_eval_batches", "_eval_steps", b"_eval_steps", "_logging_steps", b"_logging_steps", "bleu_sentences", b"bleu_sentences", "early_stopping_patience", b"early_stopping_patience", "eval_batches", b"eval_batches", "eval_steps", b"eval_steps", "load_best_model_at_end", b"load_best_model_at_end", "logging_steps", b"logging_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__early_stopping_patience: _TypeAlias = _typing.Literal["early_stopping_patience"]  # noqa: Y015
+    _WhichOneofArgType__early_stopping_patience: _TypeAlias = _typing.Literal["_early_stopping_patience", b"_early_stopping_patience"]  # noqa: Y015
     _WhichOneofReturnType__eval_batches: _TypeAlias = _typing.Literal["eval_batches"]  # noqa: Y015
     _WhichOneofArgType__eval_batches: _TypeAlias = _typing.Literal["_eval_batches", b"_eval_batches"]  # noqa: Y015
     _WhichOneofReturnType__eval_steps: _TypeAlias = _typing.Literal["eval_steps"]  # noqa: Y015
     _WhichOneofArgType__eval_steps: _TypeAlias = _typing.Literal["_eval_steps", b"_eval_steps"]  # noqa: Y015
     _WhichOneofReturnType__logging_steps: _TypeAlias = _typing.Literal["logging_steps"]  # noqa: Y015
     _WhichOneofArgType__logging_steps: _TypeAlias = _typing.Literal["_logging_steps", b"_logging_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_stopping_patience) -> _WhichOneofReturnType__early_stopping_patience | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_batches) -> _WhichOneofReturnType__eval_batches | None: ...
     @_typing.overload

@@ -66,7 +66,7 @@ def check_config(config: TrainingConfig, *, home: Path) -> None:
     else:
         CHECKS[data_kind_of(model)](data, home=home)
     if data.format != "text" and not data.prepared:
-        check_conversations(data, home)
+        check_conversations(config, home)
     if config.objective.teacher is not None:
         _check_teacher(config, home)
     check_model(config, home)

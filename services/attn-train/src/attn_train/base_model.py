@@ -234,7 +234,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     model, named = loaded.model, config.data.tokenizer
     other = not config.data.prepared and named not in (CHARACTER, config.model.base_model)
     tokenizer = Tokenizer.from_folder(tokenizer_folder(named, home)) if other else loaded.tokenizer
-    if config.data.format == "preference":
+    if config.data.format in ("preference", "prompt") or config.on_policy.lmbda is not None:
         disable_dropout(model)
     torch.manual_seed(derived(config.seed, "weights"))
     if config.lora.lora_rank is None:
@@ -256,7 +256,8 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Let no layer drop anything: policy and reference would drop other things, and differ before the first update.
+    """Let no layer drop anything: policy and reference would drop other things and differ before the first update, and
+    what samples drops nothing.
 
     The dropout of the model's config, and so of the saved model, stays.
     """

@@ -9,6 +9,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig, TrainingConfig
 
+from attn_train.checking import require_wanted
 from attn_train.data.conversations import checked_chats, checked_preferences, rows_in
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.labels import INCLUDED as LABELLED
@@ -21,7 +22,10 @@ from attn_train.data.synthetic import TASKS
 from attn_train.data.token_shards.inputs import has_rows, input_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
+from attn_train.rewards import Rewards
+from attn_train.tasks.grpo import PROMPT, encoded_prompt, prompt_rows
 from attn_train.tasks.language_modeling import CHARACTER
+from attn_train.tasks.on_policy import require_room
 from attn_train.tasks.packed import open_prepared
 from attn_train.tasks.prepared_records import open_records
 from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
@@ -73,18 +77,29 @@ def check_prepared(config: TrainingConfig) -> None:
         )
 
 
-def check_conversations(data: DataConfig, home: Path) -> None:
-    """Raise `InvalidValue` for the first row that is not a conversation, unless such rows are skipped, and `UserError`
-    for messages without a chat template."""
+def check_conversations(config: TrainingConfig, home: Path) -> None:
+    """Raise `InvalidValue` for the first row that is not a conversation, or a prompt with what its rewards need, unless
+    such rows are skipped, and `UserError` for messages without a chat template."""
+    data = config.data
     if data.path is None:
         raise InvalidValue.of(
             FIELD, data.dataset, f"the path of a file or folder, which the format {data.format} needs"
         )
     tokenizer = Tokenizer.from_folder(tokenizer_folder(data.tokenizer, home))
+    if data.format == "prompt" or config.on_policy.lmbda is not None:
+        require_room(config)
+    if data.format == "prompt":
+        needs = Rewards(config.on_policy).needs
+        for place, row in prompt_rows(input_files([data.path]), data, needs, Reading(skip_broken=data.skip_broken)):
+            require_wanted()
+            if not isinstance(row[PROMPT], str):
+                encoded_prompt(row, tokenizer, place)
+                break
+        return
     checked = checked_chats if data.format == "chat" else checked_preferences
     reading = Reading.of(data)
-    for _, row in checked(rows_in(input_files([data.path]), reading), reading):
-        if isinstance(row, Chat | tuple):
+    for _, found in checked(rows_in(input_files([data.path]), reading), reading):
+        if isinstance(found, Chat | tuple):
             require_template(tokenizer)
 
 

@@ -33,6 +33,7 @@ from attn_train.process_tuning import keep_freed_memory, spin_briefly
 from attn_train.step_probe import StepProbe, trained_bytes, weight_bytes
 from attn_train.tasks.base import Dataset, batch_weight
 from attn_train.tasks.distillation import distilled
+from attn_train.tasks.on_policy import OnPolicyTask
 from attn_train.worker import as_attn_error, build_model
 
 LONGEST_ESTIMATE = 600.0
@@ -185,6 +186,8 @@ def _shapes(config: TrainingConfig, dataset: Dataset, home: Path) -> nn.Module:
 
 def _targets(config: TrainingConfig, dataset: Dataset) -> float:
     task = dataset.task(config)
+    if isinstance(task, OnPolicyTask):
+        return task.most_targets
     return statistics.mean(batch_weight(task, task.next_batch()) for _ in range(SAMPLED_BATCHES))
 
 

@@ -33,6 +33,8 @@ from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, MaskedText,
 from attn_train.tasks.token_classification import tagging_accuracy
 
 BATCH = 32
+MOST_NATS = 700.0
+"""Nats of a word, as of a text without blanks, from which its perplexity is infinite."""
 
 
 def evaluate(folder: Path, data: str, home: Path, where: DeviceConfig = DeviceConfig()) -> dict[str, float]:  # noqa: B008  (frozen)
@@ -121,6 +123,8 @@ def _language_model(folder: Path, data: str, home: Path, where: DeviceConfig) ->
     loss = text_loss(loaded.model, ids, window)
     bits = loss * (len(ids) - 1) / math.log(2)
     found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits / len(text.encode())}
+    nats_per_word = loss * (len(ids) - 1) / max(1, len(text.split()))
+    found["word_perplexity"] = math.exp(nats_per_word) if nats_per_word < MOST_NATS else math.inf
     return {"tokens": float(len(ids)), "window": float(window), **found}
 
 

@@ -51,10 +51,9 @@ def check_layout(model: nn.Module, config: TrainingConfig) -> None:
     _check_batch(config, layout)
     if samples_keys(model):
         raise Incompatible("layers that sample keys can only be trained by 1 worker", field="config.workers")
-    if config.data.format == "preference" or config.objective.teacher is not None:
-        raise Incompatible(
-            "training with preferences or a teacher is only supported with 1 worker", field="config.workers"
-        )
+    if config.data.format in ("preference", "prompt") or config.objective.teacher is not None:
+        message = "training with preferences, rewards or a teacher is only supported with 1 worker"
+        raise Incompatible(message, field="config.workers")
     whole = layout.tp == layout.dp_shard == layout.cp == 1
     if config.model.base_model is not None and not whole:
         message = "training from a base model is not sharded or split: dp_shard, tp and cp must be 1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from attn_core.plugins.hooks import Command, NamedDataset, hookimpl
+from attn_core.plugins.hooks import Command, NamedDataset, Reward, hookimpl
 from attn_schema import DeviceConfig
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, print_json, waiting
@@ -34,6 +34,25 @@ def attn_datasets() -> list[NamedDataset]:
     images = NamedDataset(name=DIGITS, kind="images", summary="handwritten digits of 8 x 8 pixels")
     others = [("pairs", TASKS | INCLUDED), ("labels", LABELLED)]
     return [images, *(NamedDataset(name=n, kind=k, summary=what) for k, own in others for n, what in own.items())]
+
+
+@hookimpl
+def attn_rewards() -> list[Reward]:
+    """Return the verifiers of answers."""
+    numbers = "1 if the last number, or the one that is boxed or behind ####, is that of the column answer"
+    return [
+        Reward(name="accuracy", summary=numbers, target="attn_train.verifiers:accuracy"),
+        Reward(
+            name="json_schema",
+            summary="1 if the completion is JSON that the schema of the column schema accepts",
+            target="attn_train.verifiers:json_schema",
+        ),
+        Reward(
+            name="regex",
+            summary="1 if the regular expression of the column pattern matches the whole completion",
+            target="attn_train.verifiers:regex",
+        ),
+    ]
 
 
 @hookimpl

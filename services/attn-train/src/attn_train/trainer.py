@@ -48,13 +48,16 @@ from attn_train.tasks.base import (
     counting,
     derived,
     left_out,
+    metrics_of,
+    next_batch,
     on_host,
     position_of,
     restore_position,
     to_device,
     validation_losses,
+    validation_metrics,
 )
-from attn_train.weight_average import WeightAverage
+from attn_train.weight_average import BestWeights, WeightAverage
 
 Read = TypeVar("Read")
 NAMED = 5
@@ -115,6 +118,7 @@ class Trainer:
         self._norms = None if ratio is None else GradientNorms(ratio)
         decay = config.optimizer.ema_decay
         self._average = None if decay is None else WeightAverage(self._kept, decay)
+        self._best = BestWeights(self._kept, config.evaluation)
         self._throughput = Throughput()
         self._saved_step: int | None = None
         self._began = False
@@ -172,7 +176,7 @@ class Trainer:
             "weights": {name: kept.get(name, tensor) for name, tensor in _saved_tensors(self.model).items()}
         }
         trained = {name for name, tensor in self._kept.named_parameters() if tensor.requires_grad}
-        for part in ("optimizer", "average"):
+        for part in ("optimizer", "average", "best"):
             named = {key: (key.rpartition(":")[2], found) for key, found in stored.get(part, {}).items()}
             into[part] = {
                 key: torch.empty_like(kept[name] if found.dim() else found, dtype=found.dtype, device=self._device)
@@ -180,12 +184,15 @@ class Trainer:
                 if name in trained
             }
         read_shards(folder, {part: self._group.held(own) for part, own in into.items()})
-        parts = read_whole(folder, ("random", "loss", "position", "gradient_norms", "data"))
+        parts = read_whole(folder, ("random", "loss", "position", "gradient_norms", "data", "best_loss"))
         if not torch.equal(parts.get("data", {}).get("digest", NO_DIGEST), self._digest):
             problem = "the data or the tokenizer have changed since the checkpoint was written: restore them"
             raise Incompatible(f"{problem}, or submit a new job", field="config.data")
         if self._average is not None:
             self._average.restore(into["average"])
+        if self._best.wanted:
+            self._best.restore(into["best"])
+            self._best.restore_record(parts["best_loss"])
         if self._norms is not None:
             self._norms.restore(parts.get("gradient_norms", {}))
         restore_optimizer_state(self._kept, self._optimizer, into["optimizer"], self.config.optimizer)
@@ -211,7 +218,7 @@ class Trainer:
         self.model.train()
         if self.step == 0:
             torch.manual_seed(derived(self.config.seed, self._group.dropout_use()))
-        while self.step < self.config.optimizer.steps:
+        while self.step < self.config.optimizer.steps and not self._best.waited_enough:
             asked = self._group.agreed(stop.get())
             if asked is not None:
                 if asked is Stop.SAVE:
@@ -281,6 +288,10 @@ class Trainer:
             parts["position"] = {name: tensor.clone() for name, tensor in position.items()}
         if self._average is not None and (average := self._group.held(self._average.state())):
             parts["average"] = average
+        if self._best.wanted:
+            parts["best_loss"] = self._best.record()
+        if best := self._group.held(self._best.state()):
+            parts["best"] = best
         if self._norms is not None:
             parts["gradient_norms"] = dict(self._norms.state())
         return parts
@@ -296,9 +307,13 @@ class Trainer:
     def whole_model(self) -> nn.Module | None:
         """Return the model with all its weights on the leading worker, None on the others. A collective.
 
-        With `ema_decay`, the weights are replaced by their averages for good: only to be called at the end of a run.
+        With `ema_decay`, the weights are replaced by their averages for good, or with `load_best_model_at_end` by those
+        of the best measurement: only to be called at the end of a run.
         """
         self._wait_for_copy()
+        if self._best.state():
+            self._best.exchange()
+            return self._gathered()
         if self._average is not None:
             self._average.exchange()
             self._average = None
@@ -312,6 +327,10 @@ class Trainer:
         """Return a context in which the weights are those to export: with `ema_decay`, their averages."""
         self._wait_for_copy()
         return nullcontext() if self._average is None else self._average.in_place()
+
+    def _finished_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the weights are those of `whole_model`."""
+        return self._best.in_place() if self._best.state() else self._exported()
 
     def _gathered(self) -> nn.Module | None:
         return self._group.whole_model(self.model, _saved_tensors(self.model), self._rebuild)
@@ -333,11 +352,11 @@ class Trainer:
         self.elapsed += seconds
         self._throughput.seconds += seconds
         if measured:
-            values |= self._speed()
+            values |= self._speed() | metrics_of(self._task)
             self._require_finite("loss", values["loss"], self.step)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
-        if last:
+        if last or self._best.waited_enough:
             values |= self._final_metrics(report)
         if values:
             report.metrics(self.step, values)
@@ -349,15 +368,26 @@ class Trainer:
         batches = self.config.evaluation.eval_batches
         with self._exported(), validation_precision(self.config.precision, self._device):
             found = validation_losses(self._task, self.model, batches, report.heartbeat)
-        named = {f"validation_loss_{name}": loss for name, loss in found.items()} if len(found) > 1 else {}
+            if self._best.wanted:
+                self._take_best(found)
+            named = {f"validation_loss_{name}": loss for name, loss in found.items()} if len(found) > 1 else {}
+            named |= validation_metrics(self._task, self.model, batches, report.heartbeat)
+        named |= {"best_validation_loss": self._best.loss} if self._best.wanted else {}
         missing = left_out(self._task)
         named |= {"validation_left_out": float(missing)} if missing else {}
         return ({"validation_loss": sum(found.values()) / len(found)} if found else {}) | named
 
+    def _take_best(self, found: Mapping[str, float]) -> None:
+        if not found:
+            problem = "there are no validation data, which load_best_model_at_end and early_stopping_patience need"
+            raise Incompatible(problem, field="config.evaluation")
+        loss = sum(found.values()) / len(found)
+        self._best.measured(loss, lower=self._group.agreed_choice(chosen=loss < self._best.loss))
+
     def _final_metrics(self, report: Reporter) -> Mapping[str, float]:
         """Return the final metrics of the task; if they fail, this is only logged, so that the model is not lost."""
         try:
-            with self._exported(), validation_precision(self.config.precision, self._device):
+            with self._finished_weights(), validation_precision(self.config.precision, self._device):
                 whole = self._gathered()
                 return {} if whole is None else self._task.final_metrics(whole, report.heartbeat)
         except Exception as error:  # noqa: BLE001 -- whatever a measurement raises, the model is trained
@@ -365,7 +395,7 @@ class Trainer:
             return {}
 
     def _update(self, rate: float, report: Reporter) -> tuple[Tensor, Tensor]:
-        loss = self._accumulated()
+        loss = self._accumulated(report)
         if not self._began:
             self._began = True
             self._say_untrained(report)
@@ -411,9 +441,10 @@ class Trainer:
             report.log(f"step {self.step + 1} is skipped: its gradient norm {length:.4g} is {reason}")
         return skipped
 
-    def _accumulated(self) -> Tensor:
+    def _accumulated(self, report: Reporter) -> Tensor:
         """Compute the batches of a step and accumulate their gradients; return the mean loss, as of one large batch."""
-        batches = [self._task.next_batch() for _ in range(self.config.optimizer.gradient_accumulation_steps)]
+        count = self.config.optimizer.gradient_accumulation_steps
+        batches = [next_batch(self._task, self.model, report.heartbeat) for _ in range(count)]
         # At least 1, as all targets of a step may be ignored: its loss is 0 then.
         everything = max(1, sum(batch_weight(self._task, batch) for batch in batches))
         total = torch.zeros((), device=self._device)

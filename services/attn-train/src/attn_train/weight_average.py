@@ -1,11 +1,13 @@
-"""The exponential moving average of the weights over the updates of a run."""
+"""The exponential moving average of the weights over the updates of a run, and the weights of its best measurement."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from attn_schema.training import EvaluationConfig
 from torch import Tensor, nn
 
 PREFIX = "average:"
@@ -60,3 +62,35 @@ class WeightAverage:
             for name, weight in self._trained.items()
             if PREFIX + name in state
         }
+
+
+class BestWeights(WeightAverage):
+    """The trained weights at the lowest validation loss, `loss`, kept if the config wants them, and the number of
+    measurements since then."""
+
+    def __init__(self, model: nn.Module, config: EvaluationConfig) -> None:
+        super().__init__(model, decay=0.0)
+        self._keeps, self._patience = config.load_best_model_at_end, config.early_stopping_patience
+        self.wanted = self._keeps or self._patience is not None
+        self.loss, self._since = math.inf, 0
+
+    def measured(self, loss: float, *, lower: bool) -> None:
+        """Count a measurement; take the weights and their loss if it is the lowest."""
+        self._since = 0 if lower else self._since + 1
+        if lower:
+            self.loss = loss
+            if self._keeps:
+                self.update()
+
+    @property
+    def waited_enough(self) -> bool:
+        """Whether the run is to stop, as its validation loss has not fallen for long."""
+        return self._patience is not None and self._since >= self._patience
+
+    def record(self) -> dict[str, Tensor]:
+        """Return the lowest loss and the number of measurements since, float64, for a checkpoint."""
+        return {"lowest": torch.tensor([self.loss, self._since], dtype=torch.float64)}
+
+    def restore_record(self, record: Mapping[str, Tensor]) -> None:
+        """Restore what `record` returned."""
+        self.loss, self._since = record["lowest"][0].item(), int(record["lowest"][1])

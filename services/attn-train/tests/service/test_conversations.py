@@ -118,9 +118,76 @@ async def test_a_teacher_is_learned_beside_the_text(server, config, submit, watc
     assert max(losses) < 0.01
 
 
+def rewarded(home: Path, config: pb.TrainingConfig, pattern: str = "[a-z]+") -> None:
+    """Let the base learn to say only letters, and to stop."""
+    rows = [{"prompt": [turn("user", one)], "pattern": pattern} for one in "abcdefgh"]
+    (home / "data" / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config.data.dataset, config.data.format = str(home / "data" / "prompts.jsonl"), "prompt"
+    config.on_policy.CopyFrom(pb.OnPolicyConfig(reward_funcs=["regex"], num_generations=8, max_completion_length=5))
+    config.optimizer.batch_size, config.optimizer.steps, config.optimizer.learning_rate = 32, 40, 5e-3
+    config.checkpoint.save_steps = 1
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+async def test_what_is_rewarded_is_said_more_often(server, home, config, submit, watch, rank):
+    rewarded(home, config)
+    config.on_policy.beta = 0.01
+    if rank is None:
+        config.ClearField("lora")
+    async with server() as stub:
+        if rank is None:
+            priced = await stub.EstimateTrainingJob(pb.EstimateTrainingJobRequest(config=config))
+            assert priced.estimate.tokens_per_step == 32 * 5
+        await submit(stub, config, "tuned")
+        events = [response.event for response in await watch(stub, "tuned")]
+        job = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="tuned"))).job
+    assert job.state == pb.JOB_STATE_SUCCEEDED, job.error
+    values = [event.metrics.values for event in events if "reward" in event.metrics.values]
+    assert values[0]["kl"] == pytest.approx(0.0, abs=1e-9), "the reference is the base"
+    assert values[0]["sampling_logp_difference"] < 1e-6
+    first, last = (sum(each["reward"] for each in part) / 5 for part in (values[:5], values[-5:]))
+    assert last > first + (0.2 if rank is None else 0.05)
+    assert job.last_metrics["validation_reward"] > 0
+    assert values[-1]["kl"] > 0
+
+
+async def test_a_reward_that_raises_fails_the_job_at_its_last_checkpoint(server, home, config, submit, watch):
+    rewarded(home, config)
+    with (home / "data" / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "x", "pattern": "("}) + "\n")
+    config.data.validation_fraction = 0.0
+    async with server() as stub:
+        await submit(stub, config, "torn")
+        await watch(stub, "torn")
+        job = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="torn"))).job
+    assert (job.state, job.error.reason) == (pb.JOB_STATE_FAILED, "REWARD_FAILED")
+    assert "prompts.jsonl" in job.error.message
+    assert job.latest_checkpoint.step == job.step
+
+
+async def test_a_teacher_is_learned_on_what_the_student_samples(server, config, submit, watch):
+    config.objective.teacher = "base"
+    config.on_policy.CopyFrom(pb.OnPolicyConfig(lmbda=1.0, max_completion_length=5))
+    config.optimizer.steps = 5
+    async with server() as stub:
+        job, losses = await trained(stub, config, submit, watch)
+    assert losses[0] == pytest.approx(0.0, abs=1e-6), "the base is its own teacher"
+    assert job.last_metrics["on_policy_share"] == 1
+
+
+def unrewarded(config: pb.TrainingConfig, **changes: object) -> None:
+    config.data.format = "prompt"
+    settings = {"reward_funcs": ["regex"], "max_completion_length": 5, "num_generations": 8} | changes
+    config.on_policy.CopyFrom(pb.OnPolicyConfig(**settings))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (lambda config: unrewarded(config), "without pattern, prompt"),
+        (lambda config: unrewarded(config, reward_funcs=["regexp"]), "regex"),
+        (lambda config: unrewarded(config, num_generations=1), "num_generations"),
+        (lambda config: unrewarded(config, max_completion_length=40), "max_completion_length"),
         (without_base, "without a base model"),
         (lambda config: setattr(config.data, "format", "chats"), "format"),
         (lambda config: setattr(config.data, "dataset", "shakespeare"), "the path of a file"),

@@ -275,7 +275,8 @@ def test_a_mixture_that_says_nothing_sensible_is_refused(text):
 
 
 def test_a_dataset_or_tokenizer_beside_prepared_data_is_refused():
-    for other in ({"dataset": "shakespeare"}, {"tokenizer": "byte_pairs:300"}, {"format": "chat"}, {"skip_broken": True}):
+    others = {"dataset": "shakespeare", "tokenizer": "byte_pairs:300", "format": "chat", "skip_broken": True}
+    for other in ({name: value} for name, value in others.items()):
         with pytest.raises(InvalidValue, match="with prepared data"):
             DataConfig(prepared="/data/tokens", **other)
 

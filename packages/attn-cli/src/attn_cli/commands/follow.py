@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SHOWN = {
     "loss": "loss {:.4f}",
     "validation_loss": "validation {:.4f}",
+    "reward": "reward {:.3f}",
+    "validation_reward": "validation reward {:.3f}",
     "learning_rate": "rate {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "answer_accuracy": "answer accuracy {:.1%}",

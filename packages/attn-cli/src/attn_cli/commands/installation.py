@@ -128,6 +128,11 @@ def _shapes(catalog: Catalog) -> list[dict[str, Any]]:
     return _summaries(catalog.shapes)
 
 
+def _rewards(catalog: Catalog) -> list[dict[str, Any]]:
+    """List the rewards of completions, one per row; `attn train --reward-funcs NAME` uses one."""
+    return _summaries(catalog.rewards)
+
+
 def _recipes(_: Catalog) -> list[dict[str, Any]]:
     """List the included training recipes, one per row; `attn train --recipe NAME` uses one."""
     return [{"name": name, "summary": recipe_summary(name)} for name in recipe_names()]
@@ -151,6 +156,7 @@ ROWS: dict[str, Callable[[Catalog], list[dict[str, Any]]]] = {
     "shapes": _shapes,
     "recipes": _recipes,
     "datasets": _datasets,
+    "rewards": _rewards,
     "plugins": plugins,
 }
 

@@ -20,7 +20,7 @@ from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.linear import LinearKernel
 from attn_core.mechanism import Mechanism
 from attn_core.models import ModelFamily, ModelShape
-from attn_core.plugins.hooks import Command
+from attn_core.plugins.hooks import Command, Reward
 from attn_core.plugins.loader import PluginRecord, PluginStatus, changed_since, load_plugins, new_manager
 from attn_core.plugins.registry import Registry
 from attn_core.spec import AttentionSpec
@@ -102,11 +102,16 @@ class Catalog:
         """Subcommands of `attn`."""
         return self._filled("command", "attn_commands")
 
+    @cached_property
+    def rewards(self) -> Registry[Reward]:
+        """Rewards of completions."""
+        return self._filled("reward", "attn_rewards")
+
     @property
     def plugins(self) -> list[PluginRecord]:
         """Every plugin found, loaded or not, sorted; items are collected first, since that may mark one as broken."""
         computed = (self.mechanisms, self.kernels, self.linears, self.blocks)
-        for offered in (*computed, self.caches, self.models, self.adapters, self.shapes, self.commands):
+        for offered in (*computed, self.caches, self.models, self.adapters, self.shapes, self.commands, self.rewards):
             len(offered)
         return [self._records[key] for key in sorted(self._records)]
 

@@ -39,6 +39,20 @@ class NamedDataset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reward:
+    """A reward of completions, for training by GRPO; `target` is "module:function", imported when it is used.
+
+    The function is called with those of its parameters by name: `completions`, a list of texts; `completion_ids`, their
+    token ids; `prompts`, the prompts as the dataset has them; others are columns of the dataset, a list each, which it
+    must have unless the parameter has a default. It returns a list of numbers, None where it does not apply.
+    """
+
+    name: str
+    summary: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """The result of a check of `attn doctor`: what was checked, whether it is fine, and an explanation."""
 
@@ -118,6 +132,11 @@ def attn_local_stores() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
 @hookspec
 def attn_datasets() -> list[NamedDataset]:  # type: ignore[empty-body]
     """Datasets for training that have a name."""
+
+
+@hookspec
+def attn_rewards() -> list[Reward]:  # type: ignore[empty-body]
+    """Rewards of completions, which `attn train --reward-funcs NAME` names."""
 
 
 @hookspec

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from attn_kernels_triton.attention.tiles import (
     DENSE_BACKWARD,
     DENSE_BACKWARD_BOUNDED,
-    NARROWEST,
     GLUON,
+    NARROWEST,
     Choice,
     Sizes,
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.layers import GatedFeedForward
-from attn_models.weights.quantized_tensors import Awq
+from attn_models.weights.grouped_weights import Awq
 
 BITS, LEVELS = 4, 15
 GROUPS = (128, 64, 32, 16)

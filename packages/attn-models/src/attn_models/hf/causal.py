@@ -8,40 +8,40 @@ What a model does besides is not read but tried: `Attentions.recorded` asks one 
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import wraps
+from inspect import getsource
 from typing import Any
 
 import torch
 from attn_core import AttentionSpec, Causal, Heads, MechanismConfig, Paged, RaggedBatch, Window, installed
 from attn_core.batch import ModelState, StaticBatch
 from attn_core.distributions import Softmax, SoftmaxWithSink
-from attn_core.errors import CheckpointInvalid, Incompatible, NotGraphSafe
+from attn_core.errors import Incompatible, NotGraphSafe
 from attn_core.kernels.linear import Pack
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 from attn_core.states import Field
-from attn_core.stores import ModelSpecs, StoreSize
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from attn_models.adapters.registry import ADVICE
-from attn_models.adapters.state_dict import stored_type
-from attn_models.quantization.quantize import prepack_model, quantize_model
 from attn_models.tokenizers.vocabulary import LibraryErrors
-from attn_models.weights import CheckpointFolder
 
 NAME = "attn_step"
 """The name under which transformers knows `attention`."""
 SINKS = "distribution.logit"
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of rotary positions that differ with the length of the longest sequence of a batch."""
+"""Kinds of rotary positions that differ with the longest sequence of a batch, unless all have the first length."""
+UNBOUNDED = 1 << 20
+"""The longest sequence of a model whose states do not grow, if its config names none."""
 REFUSED_ARGUMENTS = ("position_bias", "cache", "head_mask", "attention_bias", "block_indices", "is_cross_attention")
 """Arguments of attention functions that change what is computed and are not supported."""
 
@@ -173,8 +173,18 @@ def _name(place: int) -> str:
 
 
 def context_of(config: Any) -> int:
-    """The longest sequence of a config of transformers, 0 if it does not say."""
-    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 0)
+    """The longest sequence of a config of transformers, 0 if it does not say.
+
+    Where rotary positions depend on the longest sequence of a batch, the one up to which they do not.
+    """
+    text = config.get_text_config(decoder=True)
+    found = [getattr(text, "max_position_embeddings", None) or 0]
+    given = [getattr(text, name, None) or {} for name in ("rope_parameters", "rope_scaling")]
+    for rope in [each for outer in given for each in (outer, *outer.values()) if isinstance(each, Mapping)]:
+        if rope.get("rope_type", rope.get("type")) in LENGTH_DEPENDENT:
+            first = rope.get("original_max_position_embeddings")
+            found += [first or getattr(text, "original_max_position_embeddings", None) or found[0]]
+    return int(min(found))
 
 
 @dataclass(frozen=True)
@@ -190,24 +200,23 @@ class TransformersConfig:
 
 
 class TransformersModel(nn.Module):
-    """A causal language model of transformers as an `attn_core.models.LanguageModel`.
+    """A causal language model of transformers; how its steps are computed is its subclass's.
 
-    Raises `Incompatible`, with the reason, for a model whose attention cannot be exchanged, that keeps other states
-    between tokens, or whose steps give other logits than transformers.
+    Raises `Incompatible`, with the reason, for a model that does not say how long its sequences may be.
     """
+
+    ways: Sequence[Any] = (None,)
+    """How requests can be stepped together, and in `way` how they are."""
+    way: Any = None
 
     def __init__(self, causal: Any) -> None:
         super().__init__()
-        text = causal.config.get_text_config()
-        rope = str(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None))
-        if any(f"'{kind}'" in rope for kind in LENGTH_DEPENDENT):
-            raise Incompatible("its rotary positions depend on the longest sequence of a batch")
+        text = causal.config.get_text_config(decoder=True)
         self.causal = causal
-        self._attentions: list[GivenAttention] = []
-        self._body = self._intercepted(text)
-        head = causal.get_output_embeddings()
-        self.vocab_size = int(text.vocab_size if head is None else head.weight.shape[0])
-        self.max_seq_len = context_of(text)
+        self._body, self._output = self._intercepted()
+        self._prepare()
+        grows = any(isinstance(each, Paged) for states in self.state_specs().values() for each in states.values())
+        self.max_seq_len = context_of(text) or (0 if grows else UNBOUNDED)
         if not self.max_seq_len:
             raise Incompatible("its config does not say how long a sequence may be (max_position_embeddings)")
         self.config = TransformersConfig(
@@ -215,46 +224,114 @@ class TransformersModel(nn.Module):
             vocab_size=self.vocab_size,
             hidden_size=text.hidden_size,
             max_seq_len=self.max_seq_len,
-            num_heads=text.num_attention_heads,
+            num_heads=getattr(text, "num_attention_heads", 1),
             family=text.model_type,
         )
 
-    def _intercepted(self, text: Any) -> Any:
-        """The module that computes hidden states, whose outputs `logits` gives; records the attention of a pass."""
+    def _intercepted(self) -> tuple[Any, Any]:
+        """The module that computes hidden states, whose outputs `logits` gives, and the class of these outputs.
+
+        The model itself and None where the logits are not those of the last hidden states alone.
+        """
         kept: list[Any] = []
         for body in dict.fromkeys((self.causal.base_model, self.causal.get_decoder())):
-            own = body.forward
+            vars(body).pop("forward", None)
+            if body is self.causal:
+                continue
 
-            def forward(*args: Any, _own: Any = own, _body: Any = body, **named: Any) -> Any:
+            @wraps(body.forward)
+            def forward(*args: Any, _own: Any = body.forward, _body: Any = body, **named: Any) -> Any:
                 given = GIVEN.get()
                 if given is not None and _body is self._body:
                     return self._output(last_hidden_state=given)
                 out = _own(*args, **named)
-                if not self._attentions and hasattr(out, "last_hidden_state"):
-                    kept.append((_body, type(out)))
+                if not hasattr(self, "_body") and hasattr(out, "last_hidden_state"):
+                    kept.append((_body, type(out), out.last_hidden_state[0]))
                 return out
 
             body.forward = forward
-        name, step = type(self.causal).__name__, Step()
-        token = STEP.set(step)
-        try:
-            ids = torch.zeros(1, 2, dtype=torch.int64, device=self.causal.device)
-            with torch.inference_mode(), LibraryErrors(lambda said: Incompatible(f"{name} cannot be stepped: {said}")):
-                self.causal(input_ids=ids, use_cache=False, **_places(torch.arange(2, device=ids.device)))
-        finally:
-            STEP.reset(token)
-        if not kept:
-            raise Incompatible(f"{name} has no module that computes hidden states")
-        if len(step.layers) < text.num_hidden_layers:
-            counts = f"{len(step.layers)} of its {text.num_hidden_layers} layers"
-            raise Incompatible(f"only {counts} call an attention that can be exchanged")
-        self._attentions, (body, self._output) = step.layers, kept[-1]
-        return body
+        name = type(self.causal).__name__
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.causal.device)
+        with torch.inference_mode(), LibraryErrors(lambda said: Incompatible(f"{name} cannot be stepped: {said}")):
+            wanted = self._first_pass(ids).logits[0]
+        self.vocab_size = int(wanted.shape[-1])
+        if kept:
+            self._body, self._output, hidden = kept[-1]
+            with torch.inference_mode(), suppress(Incompatible), LibraryErrors(Incompatible):
+                if torch.allclose(self.logits(hidden), wanted, rtol=1e-3, atol=1e-3):
+                    return self._body, self._output
+        return self.causal, None
+
+    def _first_pass(self, ids: Tensor) -> Any:
+        return self.causal(input_ids=ids)
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Find out what is kept between steps."""
+
+    @abstractmethod
+    def state_specs(self) -> ModelSpecs:
+        """The states of a request between steps."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden states [tokens, width] of the new tokens [tokens] of many requests."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens], all by transformers."""
         found: Tensor = self.causal(input_ids=tokens, use_cache=False).logits
         return found
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] of hidden states [rows, width], as the model's class computes them."""
+        if self._output is None:
+            return hidden
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        token = GIVEN.set(hidden[None])
+        try:
+            found: Tensor = self.causal(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            GIVEN.reset(token)
+        return found
+
+    def _hidden(self, out: Any) -> Tensor:
+        hidden: Tensor = out.logits if self._output is None else out.last_hidden_state
+        return hidden
+
+    def pack(self, pack: Pack) -> None:
+        """Pack each linear layer that transformers only calls, except small ones, whose rows need no kernel."""
+        for owner in list(self.causal.modules()):
+            for name, layer in list(owner.named_children()):
+                large = type(layer) is nn.Linear and min(layer.in_features, layer.out_features) >= SMALLEST
+                if large and not re.search(rf"\.{name}\.(weight|bias)\b", getsource(type(owner))):
+                    setattr(owner, name, pack([layer]))
+
+
+class ExchangedAttention(TransformersModel):
+    """A model of transformers whose calls of attention are attn's, over the rows of the cache where they lie.
+
+    Raises `Incompatible`, with the reason, for a model whose attention cannot be exchanged, and as its base.
+    """
+
+    def __init__(self, causal: Any) -> None:
+        if not causal.is_backend_compatible():
+            raise Incompatible("its class does not let attention be exchanged")
+        causal.set_attn_implementation(NAME)
+        self._recorded = Step()
+        super().__init__(causal)
+
+    def _prepare(self) -> None:
+        self._attentions, layers = self._recorded.layers, self.causal.config.get_text_config().num_hidden_layers
+        if len(self._attentions) < layers:
+            counts = f"{len(self._attentions)} of its {layers} layers"
+            raise Incompatible(f"only {counts} call an attention that can be exchanged")
+
+    def _first_pass(self, ids: Tensor) -> Any:
+        token = STEP.set(self._recorded)
+        try:
+            return self.causal(input_ids=ids, use_cache=False, **_places(torch.arange(2, device=ids.device)))
+        finally:
+            STEP.reset(token)
 
     def state_specs(self) -> ModelSpecs:
         """The states of each call of attention in a pass: keys and values of all tokens, or of a window."""
@@ -273,25 +350,7 @@ class TransformersModel(nn.Module):
             out = self._body(input_ids=tokens[None], use_cache=False, **_places(batch.positions))
         finally:
             STEP.reset(token)
-        hidden: Tensor = out.last_hidden_state[0]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] of hidden states [rows, width], as the model's class computes them."""
-        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        token = GIVEN.set(hidden[None])
-        try:
-            found: Tensor = self.causal(input_ids=ids, use_cache=False).logits[0]
-        finally:
-            GIVEN.reset(token)
-        return found
-
-    def pack(self, pack: Pack) -> None:
-        """Pack each linear layer that transformers calls, except small ones, whose rows need no kernel."""
-        for owner in list(self.causal.modules()):
-            for name, layer in list(owner.named_children()):
-                if type(layer) is nn.Linear and min(layer.in_features, layer.out_features) >= SMALLEST:
-                    setattr(owner, name, pack([layer]))
+        return self._hidden(out)[0]
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
@@ -311,123 +370,3 @@ def _places(positions: Tensor) -> dict[str, Tensor]:
 
 SMALLEST = 32
 """The fewest inputs and outputs of linear layers that are packed."""
-CHECKED = ((5, 1, 1), (3, 3, 2))
-"""The lengths of the chunks of two sequences that are computed together to check a model."""
-
-
-@torch.inference_mode()
-def require_same_logits(model: TransformersModel) -> None:
-    """Raise `Incompatible` unless chunks of two sequences in one cache give the logits of transformers."""
-    parameter = next(model.parameters())
-    dtype, device = parameter.dtype, parameter.device
-    draw = torch.Generator().manual_seed(0)
-    texts = [torch.randint(model.vocab_size, (sum(chunks),), generator=draw).to(device) for chunks in CHECKED]
-    size = StoreSize(tokens=64, requests=2, dtype=str(dtype).removeprefix("torch."), device=str(device))
-    store, contexts, steps = installed().caches.get("contiguous").create(model.state_specs(), size), [0, 0], []
-    for name, text in enumerate(texts):
-        store.admit(name)
-        store.reserve(name, len(text))
-    for lengths in zip(*CHECKED, strict=True):
-        batch = RaggedBatch.of(lengths, contexts, lambda numbers: torch.tensor(numbers, device=device))
-        new = [text[at : at + n] for text, at, n in zip(texts, contexts, lengths, strict=True)]
-        found = model.logits(model.step(torch.cat(new), batch, store.view(batch, [0, 1])))
-        steps.append(torch.split(found, list(lengths)))
-        contexts = [at + n for at, n in zip(contexts, lengths, strict=True)]
-    bound = 4000 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.1
-    for text, parts in zip(texts, zip(*steps, strict=True), strict=True):
-        wanted = model(text[None])[0].float()
-        off = float((torch.cat(parts).float() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
-        if not off < bound:
-            raise Incompatible(f"it keeps more than keys and values: logits of steps are {off:.1e} off transformers'")
-
-
-def class_of(folder: Path) -> tuple[Any, Any]:
-    """transformers' config, and class of causal language models, for the config.json of a folder.
-
-    Raises `CheckpointInvalid` for values that transformers refuses.
-    """
-    with LibraryErrors(lambda said: CheckpointInvalid.of(folder / "config.json", f"transformers says: {said}")):
-        made = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
-    return (made if found.config_class is type(made) else made.get_text_config()), found
-
-
-def _require_supported(found: Any, config: Mapping[str, Any]) -> None:
-    """Raise `Incompatible` for a class whose attention cannot be exchanged, and for quantized weights."""
-    if not found.is_backend_compatible():
-        raise Incompatible(f"the attention of transformers' {found.__name__} cannot be exchanged")
-    if config.get("quantization_config") is not None:
-        raise Incompatible("quantization_config: quantized weights are not read through transformers")
-
-
-@contextmanager
-def named_refusals(folder: Path, kind: object) -> Iterator[None]:
-    """Name the folder, its model_type and the next step in every `Incompatible` error."""
-    try:
-        yield
-    except Incompatible as error:
-        rule = f"model_type {kind!r} has no layout here, and cannot run through transformers: {error.message}; {ADVICE}"
-        raise Incompatible(f"{folder}: {rule}", field="model_type") from error
-
-
-def empty_causal(folder: Path, config: Mapping[str, Any]) -> Any:
-    """transformers' model of the config in a folder, without memory; raises as `load_causal` for the config."""
-    made, found = class_of(folder)
-    with named_refusals(folder, config.get("model_type")):
-        _require_supported(found, config)
-    with torch.device("meta"), LibraryErrors(lambda said: CheckpointInvalid.of(folder, f"transformers says: {said}")):
-        return found._from_config(made)  # noqa: SLF001 -- AutoModel's own way
-
-
-def load_causal(
-    path: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device, pack: Callable[[Any], object]
-) -> TransformersModel:
-    """The model of a folder, built and read by transformers, without code or pickles of the folder. `pack` may pack its
-    weights, or change it otherwise.
-
-    Raises `Incompatible` for models that cannot be computed so, `CheckpointInvalid` for missing tensors and for what
-    transformers refuses.
-    """
-    made, found = class_of(path)
-    with named_refusals(path, config.get("model_type")):
-        _require_supported(found, config)
-        safe = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
-        with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"transformers says: {said}")):
-            causal, said = found.from_pretrained(
-                path, config=made, dtype=dtype, attn_implementation=NAME, output_loading_info=True, **safe
-            )
-        wrong = sorted({*said["missing_keys"], *(str(name) for name in said["mismatched_keys"])})
-        if wrong:
-            raise CheckpointInvalid.of(path, f"tensors are missing or have other shapes: {', '.join(wrong[:5])}")
-        model = TransformersModel(causal.to(device).eval())
-        pack(model)
-        with LibraryErrors(lambda said: Incompatible(f"{found.__name__} cannot be stepped: {said}")):
-            require_same_logits(model)
-    return model
-
-
-UNFUSED = (None, "none", "auto", "float32", "bfloat16", "int8")
-"""Quantizations of models that transformers builds: each linear layer by itself, the unembedding like the others."""
-
-
-def load_through_transformers(
-    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
-) -> tuple[Any, int]:
-    """The model of a family that only transformers knows, and its number of parameters; raises as `load_causal`."""
-    if quantization not in UNFUSED:
-        allowed = ", ".join(filter(None, UNFUSED))
-        raise Incompatible(f"quantization {quantization!r}: a model that transformers builds takes {allowed}")
-    device, counts = torch.device(checkpoint.tensors.device), []
-    packs = quantization == "auto" and dtype == "float32" and device.type == "cpu"
-    read_as = stored_type(checkpoint) if packs else getattr(torch, dtype)
-
-    def pack(model: Any) -> None:
-        counts.append(sum(parameter.numel() for parameter in model.parameters()))
-        if prepare is not None:
-            prepare(model)
-        if packs:
-            prepack_model(model, read_as)
-        elif quantization not in (None, "none", "auto"):
-            quantize_model(model, quantization, getattr(torch, dtype))
-
-    return load_causal(checkpoint.path, checkpoint.config, read_as, device, pack), counts[0]

@@ -281,7 +281,7 @@ def load_model(
     require_quantization(quantization, place.type)
     checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
     if through_transformers(checkpoint.config):
-        from attn_models.hf.causal import load_through_transformers
+        from attn_models.hf.loading import load_through_transformers
 
         return _loaded(checkpoint, *load_through_transformers(checkpoint, name, quantization, prepare))
     in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)

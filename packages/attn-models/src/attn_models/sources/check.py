@@ -124,6 +124,8 @@ def _check_gguf(checked: ModelCheck, file: Path) -> None:
 
 
 def _check_repository(checked: ModelCheck) -> None:
+    from attn_models.adapters.registry import require_known_family
+
     repository = hub.look_up(checked.source)
     names = hub.wanted_files(repository)
     if any(name.endswith(".gguf") for name in names):
@@ -136,7 +138,15 @@ def _check_repository(checked: ModelCheck) -> None:
         hub.fetch_files(repository, side, folder, silent)
         if not (folder / CONFIG_NAME).is_file():
             raise CheckpointInvalid.of(checked.source, f"has no {CONFIG_NAME}")
-        _describe(checked, _headers_only(folder, read_config(folder / CONFIG_NAME), hub.headers_of(repository)))
+        config = read_config(folder / CONFIG_NAME)
+        if (config.get("quantization_config") or {}).get("load_in_4bit"):
+            checked.family, checked.route = (
+                str(config.get("model_type")),
+                "as far as its config says; attn pull fetches it",
+            )
+            require_known_family(config.get("model_type"), config.get("requires"))
+            return
+        _describe(checked, _headers_only(folder, config, hub.headers_of(repository)))
         _describe_tokenizer(checked, folder)
 
 
@@ -157,10 +167,13 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
     checked.family = str(kind).rpartition("/")[2]
     checked.weight_bytes = sum(entry.nbytes for entry in checkpoint.tensors.entries.values())
     if through_transformers(checkpoint.config):
-        from attn_models.hf.causal import context_of, empty_causal
+        from attn_models.hf.causal import context_of
+        from attn_models.hf.loading import empty_causal
 
         model = empty_causal(checkpoint.path, checkpoint.config)
         checked.route = f"through transformers ({type(model).__name__}); its steps are compared when it is loaded"
+        if getattr(model.config, "vision_config", None) is not None:
+            checked.route += "; of text alone: images are refused"
         checked.max_seq_len = context_of(model.config)
         _count(checked, model, decodes=True)
         return

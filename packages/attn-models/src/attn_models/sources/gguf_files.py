@@ -137,7 +137,8 @@ def _name(path: Path, header: GgufHeader) -> str:
     # The code of a plugin's architecture is part of the converter.
     where = inspect.getsourcefile(architecture_of(header).config)
     own = Path(where).read_bytes() if where else b""
-    return hashlib.sha256(f"{file_sha256(path)} {_converter()}".encode() + own).hexdigest()[:40]
+    hashes = [file_sha256(file) for file in sorted({tensor.file for tensor in header.tensors.values()} | {path})]
+    return hashlib.sha256(f"{hashes} {_converter()}".encode() + own).hexdigest()[:40]
 
 
 @cache

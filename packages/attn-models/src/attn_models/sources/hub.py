@@ -29,6 +29,7 @@ from attn_core.errors import (
 )
 
 from attn_models.sources.progress import Report, Step
+from attn_models.weights.gguf_reader import parts_of
 from attn_models.weights.manifest import file_sha256
 from attn_models.weights.safe_files import read_json_object
 from attn_models.weights.safetensors_files import INDEX_LIMIT, INDEX_NAME, WEIGHTS_NAME, TensorEntry
@@ -156,17 +157,24 @@ def wanted_files(repository: HubRepository, file: str | None = None) -> list[str
     side = [n for n in names if (n.endswith(KINDS) and not n.endswith(WEIGHTS) and n != INDEX_NAME) or n == TEMPLATE]
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if file is not None:
-        if file not in ggufs:
-            raise UnknownName.of(f"GGUF file of {repository.name}", file, ggufs)
-        return [file]
+        parts = [part.name for part in parts_of(file)]
+        for part in parts:
+            if part not in ggufs:
+                raise UnknownName.of(f"GGUF file of {repository.name}", part, ggufs)
+        return parts
     if WEIGHTS_NAME in names:
         return [*sorted(side), WEIGHTS_NAME]
     if INDEX_NAME in names:
         return [*sorted(side), INDEX_NAME]
-    if len(ggufs) == 1:
+    if ggufs and ggufs == [part.name for part in parts_of(ggufs[0])]:
         return ggufs
     if ggufs:
-        listed = ", ".join(f"{name} ({repository.files[name].size / 1e6:.0f} MB)" for name in ggufs)
+        first = [name for name in ggufs if parts_of(name)[0].name == name]
+        sizes = {
+            name: sum(repository.files[part.name].size for part in parts_of(name) if part.name in ggufs)
+            for name in first
+        }
+        listed = ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in sizes.items())
         raise UserError(f"{repository.name} has several GGUF files; choose with --file: {listed}")
     pickles = sorted(name for name in repository.files if name.endswith(PICKLES))
     reason = (

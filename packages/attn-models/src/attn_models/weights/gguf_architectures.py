@@ -36,7 +36,9 @@ class Placement:
     `groups` equal blocks. `expert` is the index in a GGUF tensor that stacks several experts, None for the whole
     tensor. A `transposed` matrix is [out, in] in GGUF, and [in, out] in `shape`. A tensor that consists of several, or
     has other axes, is made of `parts`, concatenated along their axis `axis`; `source` is that of the first. For a
-    `decay` Hugging Face stores the logarithm of the negated value.
+    `decay` Hugging Face stores the logarithm of the negated value. `tiled`, an axis, a first index and two counts g and
+    n, says that from this index on GGUF stores the first of n heads of all g groups, then the second ones and so on,
+    and Hugging Face the n heads of each group.
     """
 
     source: str
@@ -51,6 +53,7 @@ class Placement:
     parts: tuple[Part, ...] = ()
     axis: int = 0
     decay: bool = False
+    tiled: tuple[int, ...] = ()
 
     @property
     def sources(self) -> dict[str, tuple[int, ...]]:
@@ -73,7 +76,7 @@ def matched(
         for source, shape in placement.sources.items():
             expected.setdefault(source, []).append((placement, shape))
     for name in header.tensors:
-        if name not in expected and not (has_factors and name in FACTOR_TENSORS):
+        if name not in expected and not (has_factors and name in FACTOR_TENSORS) and not _is_scale(header, name):
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is unexpected in a {family} model")
     for name, uses in expected.items():
         if name not in header.tensors:
@@ -84,6 +87,30 @@ def matched(
             given = list(header.tensors[name].shape)
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
     return [item for name in header.tensors for item, _ in expected.get(name, ()) if item.source == name]
+
+
+SCALED = ("NVFP4",)
+"""Types whose tensors may have another one with scales beside them."""
+
+
+def scale_of(name: str) -> str:
+    """The name of the tensor that holds the scale, or the scales of the experts, of the weight `name`."""
+    return f"{name.removesuffix('.weight')}.scale"
+
+
+def _is_scale(header: GgufHeader, name: str) -> bool:
+    """Whether a tensor is the scale of a weight, or of its inputs, which are not quantised here; raises
+    CheckpointInvalid for a malformed one."""
+    stem, _, leaf = name.rpartition(".")
+    weight, scale = header.tensors.get(f"{stem}.weight"), header.tensors[name]
+    if leaf not in ("scale", "input_scale") or weight is None or weight.type not in SCALED:
+        return False
+    counts = (1, weight.shape[0]) if len(weight.shape) > 2 else (1,)
+    if scale.type != "F32" or scale.elements not in counts:
+        raise CheckpointInvalid.of(
+            header.path, f"tensor {name!r} is {scale.type} {list(scale.shape)}; needed: F32 of {counts[-1]} numbers"
+        )
+    return True
 
 
 def layer_count(header: GgufHeader) -> int:

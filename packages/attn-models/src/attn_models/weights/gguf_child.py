@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
 from attn_models.weights.block_layouts import GGUF_LAYOUTS, BlockLayout
-from attn_models.weights.gguf_architectures import Part, Placement
+from attn_models.weights.gguf_architectures import SCALED, Part, Placement, scale_of
 from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
 from attn_models.weights.safetensors_files import WEIGHTS_NAME
 
@@ -73,7 +73,7 @@ BYTES_OF = {"bfloat16": 2, "float32": 4}
 
 def blocks_kept(tensor: GgufTensor, placement: Placement) -> BlockLayout | None:
     """The layout of a tensor that stays in its blocks with `stored`; None for other tensors."""
-    moved = placement.transposed or len(placement.shape) != 2
+    moved = placement.transposed or len(placement.shape) != 2 or 1 in placement.tiled[:1]
     return None if moved or _computed(placement) else GGUF_LAYOUTS.get(tensor.type)
 
 
@@ -92,27 +92,59 @@ def _computed(placement: Placement) -> bool:
     return bool(placement.parts or placement.decay or placement.subtracted)
 
 
-def raw_rows(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
+def raw_rows(tensor: GgufTensor, expert: int | None = None) -> NDArray[np.uint8]:
     """The bytes [rows, bytes of a row] of `tensor`, or only of index `expert` of its first axis."""
     rows, row_bytes = tensor.elements // tensor.shape[-1], tensor.nbytes * tensor.shape[-1] // tensor.elements
-    raw = np.memmap(header.path, np.uint8, "r", tensor.offset, (rows, row_bytes))
+    raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (rows, row_bytes))
     return raw if expert is None else raw.reshape(tensor.shape[0], -1, row_bytes)[expert]
+
+
+def _signs(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The weights of Q1_0: a float16 scale and the signs of 128 weights, from the lowest bit on."""
+    blocks = rows.reshape(-1, 18)
+    scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little"), scales, -scales)
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The numbers of FP4 (E2M1) by their bits."""
+
+
+def _nvfp4(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The weights of NVFP4: four scales (E4M3 without a sign) and four times 16 weights, low halves of bytes first."""
+    blocks = rows.reshape(-1, 36)
+    exponents, fractions = (blocks[:, :4] >> 3 & 15).astype(np.float32), (blocks[:, :4] & 7).astype(np.float32)
+    scales = np.where(exponents == 0, fractions * 2**-9, (1 + fractions / 8) * 2 ** (exponents - 7))
+    scales = np.where(blocks[:, :4] == 0x7F, 0, scales).astype(np.float32)
+    packed = blocks[:, 4:].reshape(-1, 4, 8)
+    return scales[:, :, None] * FP4[np.concatenate([packed & 15, packed >> 4], axis=2)]
+
+
+READERS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.float32]]] = {"Q1_0": _signs, "NVFP4": _nvfp4}
+"""Types that the gguf library names but does not dequantise."""
 
 
 def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.float32]:
     """The float32 weights of `tensor` in its shape, or only those of index `expert` of its first axis.
 
-    Raises CheckpointInvalid for NaN or infinity, and for a type that the gguf library cannot dequantise.
+    They are multiplied by the tensor `.scale` beside it, a number for each of its first axis or one for all. Raises
+    CheckpointInvalid for NaN or infinity, and for a type that the gguf library cannot dequantise.
     """
+    rows, read = raw_rows(tensor, expert), READERS.get(tensor.type)
     try:
-        values = dequantize(raw_rows(header, tensor, expert), GGMLQuantizationType[tensor.type])
+        values = dequantize(rows, GGMLQuantizationType[tensor.type]) if read is None else read(rows)
     except NotImplementedError as error:
         raise CheckpointInvalid.of(
             header.path, f"tensor {tensor.name!r}: type {tensor.type} is not a type of weights"
         ) from error
+    values = values.reshape(tensor.shape if expert is None else tensor.shape[1:])
+    scale = header.tensors.get(scale_of(tensor.name)) if tensor.type in SCALED else None
+    if scale is not None:
+        factors = np.memmap(scale.file, "<f4", "r", scale.offset, (scale.elements, *[1] * (len(tensor.shape) - 1)))
+        values = values * (factors if expert is None or len(factors) == 1 else factors[expert])
     if not np.isfinite(values).all():
         raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
-    return values.reshape(tensor.shape if expert is None else tensor.shape[1:])
+    return values
 
 
 def half_split_rows(values: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -209,7 +241,7 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
     tensor = header.tensors[placement.source]
     layout = blocks_kept(tensor, placement) if dtype == "stored" else None
     if layout is not None:
-        rows = raw_rows(header, tensor, placement.expert)
+        rows = raw_rows(tensor, placement.expert)
         if not layout.is_finite(rows):
             raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
         return np.ascontiguousarray(_in_order(rows, placement))
@@ -229,6 +261,11 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
 def _in_order(rows: NDArray[Any], placement: Placement) -> NDArray[Any]:
     if placement.rotary_heads:
         rows = half_split_rows(rows, placement.rotary_heads)
+    if placement.tiled:
+        axis, start, groups, heads = placement.tiled
+        kept, last = np.split(rows, [start], axis)
+        parts = last.reshape(*last.shape[:axis], heads, groups, -1, *last.shape[axis + 1 :]).swapaxes(axis, axis + 1)
+        rows = np.concatenate([kept, parts.reshape(last.shape)], axis)
     return grouped_rows(rows, placement.fused, placement.groups) if placement.fused else rows
 
 

@@ -17,6 +17,7 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
 from attn_models.weights.gguf_architectures import (
     GgufArchitecture,
+    Part,
     Placement,
     count_or,
     layer_count,
@@ -87,7 +88,7 @@ class GgufFamily:
             if ours in fields and f"{self.name}.{key}" in header.metadata:
                 values[ours] = header.count(f"{self.name}.{key}")
         heads, size = self._heads(header)
-        shared = count_or(header, f"{self.name}.attention.head_count_kv", heads)
+        shared = self._shared(header, heads)
         values |= {ours: value for ours, value in (("num_kv_heads", shared), ("head_dim", size)) if ours in fields}
         for ours, parts in BIASED.items():
             if ours in fields:
@@ -129,6 +130,8 @@ class GgufFamily:
             heads = rotary_heads.get(source.split(".")[-2], 0) if self.permuted else 0
             fused = _fused(source, decoder) if groups > 1 else ()
             placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=groups, expert=expert)
+            if stored[theirs].depthwise:
+                placement = replace(placement, parts=(Part(source, (shape[0], shape[-1])),))
             # GGUF stores the gain of a norm where Hugging Face stores the gain minus one.
             placement = replace(placement, transposed=stored[theirs].transposed, subtracted=stored[theirs].offset)
             found.append(placement)
@@ -146,7 +149,7 @@ class GgufFamily:
     def _heads(self, header: GgufHeader) -> tuple[int, int]:
         """The number of heads and the head size, which must be the same for keys and values."""
         heads, width = header.count(f"{self.name}.attention.head_count"), header.count(f"{self.name}.embedding_length")
-        shared = count_or(header, f"{self.name}.attention.head_count_kv", heads)
+        shared = self._shared(header, heads)
         if heads % shared or heads > width:
             rule = f"{heads} query heads for {shared} key/value heads and a width of {width}"
             raise CheckpointInvalid.of(header.path, rule)
@@ -155,6 +158,16 @@ class GgufFamily:
             rule = f"value heads that differ in size from the key heads are not supported for {self.name}"
             raise Incompatible(f"{header.path}: {rule}", path=header.path, what="attention.value_length")
         return heads, size
+
+    def _shared(self, header: GgufHeader, heads: int) -> int:
+        """The number of key/value heads of layers that have them: of hybrids there is a number for each layer."""
+        key = f"{self.name}.attention.head_count_kv"
+        if not isinstance(header.metadata.get(key), tuple):
+            return count_or(header, key, heads)
+        found = set(header.integers(key)) - {0}
+        if len(found) != 1 or min(found) < 1:
+            raise Incompatible(f"{header.path}: {key} is {sorted(found)}; needed: one number besides 0", what=key)
+        return found.pop()
 
     def architecture(self) -> GgufArchitecture:
         """The `GgufArchitecture` that reads files of this family."""

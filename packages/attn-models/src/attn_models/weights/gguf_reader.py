@@ -7,8 +7,9 @@ and ARRAY_ELEMENTS whatever the file claims.
 
 from __future__ import annotations
 
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ Value = Scalar | tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: its name, shape in row-major order, GGML type name, and offset and size in the file in bytes."""
+    """One tensor: its name, shape in row-major order, GGML type name, its file, and offset and size in it in bytes."""
 
     name: str
     shape: tuple[int, ...]
     type: str
     offset: int
     nbytes: int
+    file: Path
 
     @property
     def elements(self) -> int:
@@ -203,14 +205,48 @@ _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 _TYPES = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
 
+PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""The name of a part of a model, by llama-gguf-split."""
+
+
+def parts_of(path: str | Path) -> list[Path]:
+    """The names of all parts of the model of which `path` is one, in order; the path itself for any other name."""
+    found = PART.fullmatch(Path(path).name)
+    if found is None:
+        return [Path(path)]
+    return [Path(path).with_name(f"{found[1]}-{n:05}-of-{found[3]}.gguf") for n in range(1, int(found[3]) + 1)]
+
+
 def read_gguf_header(path: str | Path) -> GgufHeader:
-    """Read and check the header of the GGUF file at `path`.
+    """Read and check the header of the GGUF file at `path`; of one in parts, that of all parts beside it.
 
     Raises CheckpointInvalid naming the file, the rule and the byte, in bounded time and memory, for everything that is
     not a well-formed file: counts or lengths beyond its end, nested arrays, bad UTF-8, duplicate names, unknown types,
-    overflowing shapes, data outside the file or overlapping.
+    overflowing shapes, data outside the file or overlapping; for a part that is missing or of another model; and
+    Incompatible for a part whose name is not that of one.
     """
-    file_path = Path(path)
+    header = _read_file(Path(path))
+    count = header.metadata.get("split.count", 0)
+    if count in (0, 1):
+        return header
+    files = parts_of(path)
+    if len(files) != count:
+        number = header.metadata.get("split.no", 0)
+        place = f"part {number + 1 if isinstance(number, int) else number} of {count}"
+        rule = f"is {place} of a model; all parts are read together, by their names NAME-00001-of-{count:05}.gguf"
+        raise Incompatible(f"{header.path}: {rule}", path=header.path, what="split.count")
+    parts = [_read_file(file) for file in files]
+    for index, part in enumerate(parts):
+        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (index, count):
+            raise CheckpointInvalid.of(part.path, f"is not part {index + 1} of {count}, as its name says")
+    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    total = parts[0].metadata.get("split.tensors.count", len(tensors))
+    if not len(tensors) == total == sum(len(part.tensors) for part in parts):
+        raise CheckpointInvalid.of(files[0], f"its parts have {len(tensors)} tensors by name; needed: {total}")
+    return GgufHeader(Path(path), parts[0].version, parts[0].metadata, tensors)
+
+
+def _read_file(file_path: Path) -> GgufHeader:
     try:
         with file_path.open("rb") as file:
             size = file.seek(0, 2)
@@ -292,7 +328,8 @@ def _tensor(cursor: Cursor, name: str, alignment: int) -> GgufTensor:
     offset = cursor.unsigned(8, f"the offset of {name!r}")
     if offset % alignment:
         raise cursor.fail(f"tensor {name!r} begins at {offset}, not a multiple of the alignment {alignment}")
-    return GgufTensor(name, tuple(reversed(sizes)), type_name, offset, elements // block * block_bytes)
+    nbytes = elements // block * block_bytes
+    return GgufTensor(name, tuple(reversed(sizes)), type_name, offset, nbytes, cursor.path)
 
 
 def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, GgufTensor]:
@@ -305,7 +342,7 @@ def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, 
     for first, second in pairwise(sorted(tensors, key=lambda tensor: tensor.offset)):
         if first.offset + first.nbytes > second.offset:
             raise cursor.fail(f"the data of tensors {first.name!r} and {second.name!r} overlap")
-    return {t.name: GgufTensor(t.name, t.shape, t.type, start + t.offset, t.nbytes) for t in tensors}
+    return {tensor.name: replace(tensor, offset=start + tensor.offset) for tensor in tensors}
 
 
 OTHER_KINDS = {
@@ -319,13 +356,7 @@ ENCODERS = ("clip", "mmproj")
 
 
 def require_model(header: GgufHeader) -> None:
-    """Raises Incompatible for a file that is not a whole model: a part, an adapter, an image encoder, statistics."""
-    parts = header.metadata.get("split.count", 0)
-    if parts not in (0, 1):
-        number = header.metadata.get("split.no", 0)
-        place = f"part {number + 1 if isinstance(number, int) else number} of {parts}"
-        rule = f"is {place} of a model; join them first: llama-gguf-split --merge FIRST_PART JOINED"
-        raise Incompatible(f"{header.path}: {rule}", path=header.path, what="split.count")
+    """Raises Incompatible for a file that is not a model: an adapter, an image encoder, statistics."""
     kind = header.metadata.get("general.type", "model")
     if header.metadata.get("general.architecture") in ENCODERS:
         kind = "mmproj"

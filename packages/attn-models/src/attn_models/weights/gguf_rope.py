@@ -93,7 +93,7 @@ def _factors(header: GgufHeader, name: str = FACTORS) -> tuple[float, ...]:
     if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.elements > MOST_FACTORS:
         rule = f"is {tensor.type} of shape {list(tensor.shape)}; needed: F32 of shape [head size / 2]"
         raise CheckpointInvalid.of(header.path, f"tensor {name!r} {rule}")
-    with header.path.open("rb") as file:
+    with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
         factors = struct.unpack(f"<{tensor.elements}f", file.read(tensor.nbytes))
     if not all(0 < one < math.inf for one in factors):

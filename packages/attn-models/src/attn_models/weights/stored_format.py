@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import CheckpointInvalid, Incompatible
 
-from attn_models.weights.safetensors_files import TensorEntry
+from attn_models.weights.safetensors_files import LazyTensors, TensorEntry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,9 @@ class StoredFormat(ABC):
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         self.path = path
         require_known({key: value for key, value in config.items() if not NOTES.fullmatch(key)}, self.allowed, path)
+
+    def open(self, tensors: LazyTensors) -> None:  # noqa: B027 -- most formats have sizes in headers alone
+        """Read what the format keeps in values, before the methods below are called."""
 
     @abstractmethod
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from attn_testing.foreign_subject import Foreign
 from attn_testing.law import Law, require, require_same
 
-TOKENS = 11
+SLACK = 1.2
+"""How much more than promised the products may grow, see `Price`."""
 
 
 class ForeignLaw(Law):
-    """Base class of these laws, whose cases are `Foreign`."""
+    """Base class of these laws, whose cases are `Foreign`; `by_tokens` says that `Foreign.tokens` are drawn."""
+
+    by_tokens: ClassVar[bool] = True
 
 
 class SameTwice(ForeignLaw):
     """Two calls with the same inputs give the same bits, and leave the inputs as they were."""
 
     def test_two_calls_are_equal(self, case: Foreign) -> None:
-        inputs = case.inputs(2, TOKENS)
+        inputs = case.inputs(2, case.tokens)
         kept = [part.clone() for part in inputs]
         first, second = case.attend(inputs).clone(), case.attend(inputs)
         require(all(map(torch.equal, inputs, kept)), "the call changes its inputs")
@@ -32,7 +37,7 @@ class EachRequestAlone(ForeignLaw):
     """A sequence in a batch gives what it gives alone."""
 
     def test_a_batch_is_its_rows(self, case: Foreign) -> None:
-        inputs = case.inputs(3, TOKENS)
+        inputs = case.inputs(3, case.tokens)
         whole = case.attend(inputs)
         for row in range(3):
             alone = case.attend([part[row : row + 1] for part in inputs])
@@ -47,13 +52,14 @@ class Causality(ForeignLaw):
         return None if case.causal else "it is not causal"
 
     def test_later_tokens_are_not_read(self, case: Foreign) -> None:
-        inputs, other = case.inputs(2, TOKENS), case.inputs(2, TOKENS, seed=3)
+        tokens = case.tokens
+        inputs, other = case.inputs(2, tokens), case.inputs(2, tokens, seed=3)
         before = case.attend(inputs)
-        for first in (1, TOKENS // 2, TOKENS - 1):
+        for first in sorted({1, tokens // 2, tokens - 1} - {0, tokens}):
             for size in (1.0, 1e3):
                 changed = [
                     torch.cat(
-                        [a.narrow(case.axis, 0, first), size * b.narrow(case.axis, first, TOKENS - first)], case.axis
+                        [a.narrow(case.axis, 0, first), size * b.narrow(case.axis, first, tokens - first)], case.axis
                     )
                     for a, b in zip(inputs, other, strict=True)
                 ]
@@ -62,31 +68,37 @@ class Causality(ForeignLaw):
                 require_same(after, before.narrow(case.axis, 0, first), what, case.tolerance)
 
     def test_earlier_tokens_are_read(self, case: Foreign) -> None:
-        inputs, other, before = case.inputs(1, TOKENS), case.inputs(1, TOKENS, seed=3), TOKENS - 1
+        before = case.tokens - 1
+        inputs, other = case.inputs(1, case.tokens), case.inputs(1, case.tokens, seed=3)
         changed = [
             torch.cat([b.narrow(case.axis, 0, before), a.narrow(case.axis, before, 1)], case.axis)
             for a, b in zip(inputs, other, strict=True)
         ]
-        last = (case.attend(part).narrow(case.axis, TOKENS - 1, 1) for part in (inputs, changed))
-        require(not torch.equal(*last), "the last output does not depend on earlier tokens")
+        last = (case.attend(part).narrow(case.axis, before, 1) for part in (inputs, changed))
+        require(not before or not torch.equal(*last), "the last output does not depend on earlier tokens")
 
 
 class Padding(ForeignLaw):
-    """Padding, before the tokens where causal, else after them, is not read: the outputs are those without it."""
+    """Padding, before the tokens where causal, else after them, changes no output, in float32."""
 
     @classmethod
     def excuse(cls, case: Foreign) -> str | None:
         return None if case.pads else "no argument for padding is known"
 
     def test_padding_changes_nothing(self, case: Foreign) -> None:
-        inputs, real = case.inputs(2, TOKENS), 7
+        inputs, real = case.inputs(2, case.tokens, dtype=torch.float32), case.several(case.tokens // 2 + 1)
         # No causal attention reads padding after its tokens.
-        start = TOKENS - real if case.causal else 0
-        padding = torch.ones(2, TOKENS, dtype=torch.bool)
+        start = case.tokens - real if case.causal else 0
+        padding = torch.ones(2, case.tokens, dtype=torch.bool)
         padding[0], padding[1, start : start + real] = False, False
-        found = case.attend(inputs, padding)[1:2].narrow(case.axis, start, real)
-        alone = case.attend([part[1:2] for part in case.some(inputs, start, start + real)])
-        require_same(found, alone, "a padded sequence and the sequence alone", case.tolerance)
+        try:
+            # In float32, whose least number is finite wherever a mask is added.
+            case.cast(torch.float32)
+            found = case.attend(inputs, padding)[1:2].narrow(case.axis, start, real)
+            alone = case.attend([part[1:2] for part in case.some(inputs, start, start + real)])
+        finally:
+            case.cast(case.dtype)
+        require_same(found, alone, "a padded sequence and the sequence alone", 1e-4)
 
 
 class NothingToRead(ForeignLaw):
@@ -97,12 +109,11 @@ class NothingToRead(ForeignLaw):
         return None if case.pads else "no argument for padding is known"
 
     def test_rows_without_keys_are_finite(self, case: Foreign) -> None:
-        padding = torch.zeros(2, TOKENS, dtype=torch.bool)
+        padding = torch.zeros(2, case.tokens, dtype=torch.bool)
         padding[1] = True
-        inputs = case.inputs(2, TOKENS, dtype=torch.float32)
+        inputs = case.inputs(2, case.tokens, dtype=torch.float32)
         given = [part.requires_grad_(case.no_gradients is None) for part in inputs]
         try:
-            # In float32, whose least number is finite wherever a mask is added.
             found = case.cast(torch.float32).attend(given, padding)
             require(found[1].isfinite().all(), f"the output is {found[1].flatten()[0].item()}")
             if case.no_gradients is None:
@@ -112,21 +123,57 @@ class NothingToRead(ForeignLaw):
             case.cast(case.dtype)
 
 
-class DecodingIsTheWhole(ForeignLaw):
-    """The last queries alone, over all keys, give the last outputs of the whole, one at a time or several."""
+class Resuming(ForeignLaw):
+    """Base class of the laws of sequences that are continued."""
 
     @classmethod
     def excuse(cls, case: Foreign) -> str | None:
-        return None if case.apart and case.causal else "its queries are not given apart from keys, or it is not causal"
+        return None if case.resumes else "no argument is known to continue a sequence"
 
-    def test_the_last_queries_give_the_last_outputs(self, case: Foreign) -> None:
-        query, key, value = case.inputs(2, TOKENS)
-        whole = case.attend([query, key, value])
-        for new in (1, 4):
-            last = query.narrow(case.axis, TOKENS - new, new)
-            found = case.attend([last, key, value])
-            expected = whole.narrow(case.axis, TOKENS - new, new)
-            require_same(found, expected, f"the last {new} of {TOKENS} queries and the whole", case.tolerance)
+    def require_whole(self, case: Foreign, lengths: list[int]) -> None:
+        """The sequence in pieces of these lengths gives what it gives at once."""
+        inputs = case.inputs(2, sum(lengths))
+        with torch.no_grad():
+            found, whole = case.pieces(inputs, lengths), case.attend(inputs)
+        require_same(found, whole, f"pieces of {', '.join(map(str, lengths))} tokens and the whole", case.tolerance)
+
+
+class DecodingIsTheWhole(Resuming):
+    """Token after token, after a prompt or from the first, gives the outputs of the whole sequence."""
+
+    def test_tokens_after_a_prompt_give_the_outputs_of_the_whole(self, case: Foreign) -> None:
+        prompt = -(-case.tokens // 2)
+        self.require_whole(case, [prompt] + [1] * (case.tokens - prompt))
+
+    def test_tokens_alone_give_the_outputs_of_the_whole(self, case: Foreign) -> None:
+        self.require_whole(case, [1] * case.tokens)
+
+
+class ChunksAreTheWhole(Resuming):
+    """A sequence in chunks of several tokens gives its outputs at once."""
+
+    def test_chunks_give_the_outputs_of_the_whole(self, case: Foreign) -> None:
+        third = case.tokens // 3
+        self.require_whole(case, [part for part in (third, third, case.tokens - 2 * third) if part])
+
+
+class DocumentsApart(ForeignLaw):
+    """Documents end to end in one sequence give what each gives alone."""
+
+    @classmethod
+    def excuse(cls, case: Foreign) -> str | None:
+        return None if case.packs else "no argument is known to keep documents apart"
+
+    def test_documents_do_not_leak(self, case: Foreign) -> None:
+        first = case.tokens // 3
+        lengths = [part for part in (first, case.tokens - first) if part]
+        inputs, start = case.inputs(1, case.tokens), 0
+        found = case.packed(inputs, lengths)
+        for number, length in enumerate(lengths):
+            alone = case.attend(case.some(inputs, start, start + length))
+            here = found.narrow(case.axis, start, length)
+            require_same(here, alone, f"document {number} of {len(lengths)} and alone", case.tolerance)
+            start += length
 
 
 def require_gradients(check: Callable[..., bool], case: Foreign, inputs: list[Tensor]) -> None:
@@ -143,29 +190,35 @@ def require_gradients(check: Callable[..., bool], case: Foreign, inputs: list[Te
 class Gradients(ForeignLaw):
     """Gradients are those of finite differences, to a precision that allows a softmax in float32."""
 
+    by_tokens = False
+
     @classmethod
     def excuse(cls, case: Foreign) -> str | None:
         return case.no_gradients or (None if case.dtype == torch.float64 else "it does not compute in float64")
 
     def test_gradients_are_finite_differences(self, case: Foreign) -> None:
-        inputs = [part.requires_grad_() for part in case.inputs(1, 4)]
+        inputs = [part.requires_grad_() for part in case.inputs(1, case.several(4))]
         require_gradients(torch.autograd.gradcheck, case, inputs)
 
 
 class SecondGradients(ForeignLaw):
     """Gradients of gradients are those of finite differences."""
 
+    by_tokens = False
+
     @classmethod
     def excuse(cls, case: Foreign) -> str | None:
         return case.no_gradients or (None if case.dtype == torch.float64 else "it does not compute in float64")
 
     def test_second_gradients_are_finite_differences(self, case: Foreign) -> None:
-        inputs = [part.requires_grad_() for part in case.inputs(1, 3)]
+        inputs = [part.requires_grad_() for part in case.inputs(1, case.several(3))]
         require_gradients(torch.autograd.gradgradcheck, case, inputs)
 
 
 class SixteenBits(ForeignLaw):
     """In bfloat16 the output is that of wider computations on the same inputs, to eight units of its precision."""
+
+    by_tokens = False
 
     def test_bfloat16_is_close(self, case: Foreign) -> None:
         narrow = [part.to(torch.bfloat16) for part in case.inputs(2, 64)]
@@ -185,7 +238,7 @@ class LargeScores(ForeignLaw):
     """Inputs a thousand times larger give finite outputs and gradients."""
 
     def test_large_inputs_stay_finite(self, case: Foreign) -> None:
-        inputs = [1e3 * part for part in case.inputs(2, TOKENS)]
+        inputs = [1e3 * part for part in case.inputs(2, case.tokens)]
         with torch.no_grad():
             require(case.attend(inputs).isfinite().all(), "outputs are not finite")
         if case.no_gradients is None:
@@ -197,6 +250,8 @@ class LargeScores(ForeignLaw):
 class NoTokens(ForeignLaw):
     """No tokens give no outputs, without an error."""
 
+    by_tokens = False
+
     def test_no_tokens_give_no_outputs(self, case: Foreign) -> None:
         found = case.attend(case.inputs(2, 0))
         require(found.shape[case.axis] == 0, f"no tokens give the shape {tuple(found.shape)}")
@@ -206,11 +261,36 @@ class Compiles(ForeignLaw):
     """`torch.compile(fullgraph=True)` traces it without a break, to the same outputs."""
 
     def test_it_compiles_whole(self, case: Foreign) -> None:
-        inputs = case.inputs(2, TOKENS)
+        inputs = case.inputs(2, case.tokens)
         expected = case.attend(inputs)
         torch.compiler.reset()
         compiled = torch.compile(lambda *parts: case.attend(parts), fullgraph=True, backend="eager")
         require_same(compiled(*inputs), expected, "compiled and not", case.tolerance)
+
+
+class Price(ForeignLaw):
+    """Twice the tokens cost at most four times the products, and twice them where the package promises linear cost."""
+
+    by_tokens = False
+
+    @classmethod
+    def excuse(cls, case: Foreign) -> str | None:
+        try:
+            return None if products(case, case.several(8)) else "it has no products that torch counts"
+        except Exception as error:  # noqa: BLE001 -- whatever counting does to a stranger's code
+            return f"its products cannot be counted: {type(error).__name__}"
+
+    def test_products_grow_as_promised(self, case: Foreign) -> None:
+        few, many = (products(case, tokens) for tokens in (512, 1024))
+        message = f"{few:,} operations in products for 512 tokens, {many:,} for 1,024"
+        require(many <= SLACK * 2**case.growth * few, message)
+
+
+def products(case: Foreign, tokens: int) -> int:
+    """The operations in products for one sequence, as torch counts them."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        case.attend(case.inputs(1, tokens))
+    return counter.get_total_flops()
 
 
 FOREIGN_LAWS: tuple[type[ForeignLaw], ...] = (
@@ -220,10 +300,13 @@ FOREIGN_LAWS: tuple[type[ForeignLaw], ...] = (
     Padding,
     NothingToRead,
     DecodingIsTheWhole,
+    ChunksAreTheWhole,
+    DocumentsApart,
     Gradients,
     SecondGradients,
     SixteenBits,
     LargeScores,
     NoTokens,
     Compiles,
+    Price,
 )

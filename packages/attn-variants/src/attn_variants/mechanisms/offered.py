@@ -30,6 +30,7 @@ from attn_variants.mechanisms.distributions import (
 from attn_variants.mechanisms.gat import GraphAttention
 from attn_variants.mechanisms.h2o import HeavyHitters
 from attn_variants.mechanisms.key_value import KeyValue, KeyValuePredict
+from attn_variants.mechanisms.kv_policies import Quest, SnapKV, Tova
 from attn_variants.mechanisms.latent import FactorisedAttention, MultiHeadLatentAttention
 from attn_variants.mechanisms.linear import EfficientAttention, LinearAttention, Performer
 from attn_variants.mechanisms.longformer import LongformerAttention
@@ -121,6 +122,9 @@ OFFERED: tuple[type[Mechanism], ...] = (
     LongformerAttention,
     AttentionSinks,
     HeavyHitters,
+    SnapKV,
+    Tova,
+    Quest,
     StridedAttention,
     FixedAttention,
     BigBirdAttention,

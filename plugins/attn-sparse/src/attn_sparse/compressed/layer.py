@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from attn_core import Fields, LayerState, RaggedBatch
-from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
 from attn_core.batch import Rows
 from attn_core.errors import InvalidValue
 from attn_core.joint import weight_of
@@ -17,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_sparse.compressed.compressor import Compressor, EntryIndexer, turn_last
 from attn_sparse.compressed.options import CompressedConfig
-from attn_sparse.dsa.indexer import divergence
 from attn_sparse.dsa.selection import PIECE, choose
 
 NONE = -(1 << 40)
@@ -59,7 +57,7 @@ class Seen:
         return Seen(self.rows[:, part], self.positions[:, part], None if self.index is None else self.index[:, part])
 
 
-class CompressedLayer(KeepsAuxiliaryLoss, nn.Module):
+class CompressedLayer(nn.Module):
     """Attention to the last tokens and to compressed entries of all earlier ones, whose rows are keys and values at
     once, beside a learned logit per head that takes weight without a value (DeepSeek-AI 2026).
 
@@ -101,7 +99,8 @@ class CompressedLayer(KeepsAuxiliaryLoss, nn.Module):
         places = torch.arange(query.shape[1], device=query.device).expand(query.shape[0], -1)
         kept = torch.ones_like(places, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         near = Seen(self._entries(query, places), places.where(kept, NONE))
-        return self._whole(query, self._asked(query, places), near, self._far(self._projected(query), kept))
+        pieces = self._in_pieces(self._asked(query, places), near, self._far(self._projected(query), kept))
+        return self._out(torch.cat(pieces, dim=1), query.dtype)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Compute the new tokens of many requests, [tokens, hidden_size] to [tokens, hidden_size].
@@ -213,19 +212,6 @@ class CompressedLayer(KeepsAuxiliaryLoss, nn.Module):
         found = [Seen.of(view.rows(requests)) for view in views]  # type: ignore[attr-defined]
         return found[0], found[1] if len(found) > 1 else None
 
-    def _whole(self, query: Tensor, asked: Asked, near: Seen, far: Seen | None) -> Tensor:
-        if not self.learns or far is None or not far.rows.shape[1]:
-            return self._out(torch.cat(self._in_pieces(asked, near, far), dim=1), query.dtype)
-        out, losses = self._read_and_compare(asked, near, far)
-        real = near.positions != NONE
-        self.keep_auxiliary_loss(self.options.align * (losses * real).sum() / real.sum().clamp(min=1))
-        return self._out(out, query.dtype)
-
-    @property
-    def learns(self) -> bool:
-        """Whether a pass now trains the indexer."""
-        return self.indexer is not None and self.training and self.options.align > 0 and torch.is_grad_enabled()
-
     def _in_pieces(self, asked: Asked, near: Seen, far: Seen | None) -> list[Tensor]:
         """Outputs for whole sequences, computed for `window` queries at a time, which see few of the rows."""
         tokens, window = asked.positions.shape[1], self.options.window
@@ -246,7 +232,7 @@ class CompressedLayer(KeepsAuxiliaryLoss, nn.Module):
         """Outputs [batch, query, heads, size] of attention to these rows."""
         rows, allowed = self._near(asked, near)
         if far is not None and far.rows.shape[1]:
-            entries, seen = far.rows, self._chosen(asked, far)[0]
+            entries, seen = far.rows, self._chosen(asked, far)
             top = self.options.top
             if seen.shape[1] == 1 and top is not None and entries.shape[1] > top:
                 found = seen[:, 0].byte().topk(top, dim=-1)
@@ -255,28 +241,17 @@ class CompressedLayer(KeepsAuxiliaryLoss, nn.Module):
             rows, allowed = torch.cat([rows, wide(entries)], 1), torch.cat([allowed, seen], 2)
         return self._attended(asked, rows, self._weights(asked, rows, allowed))
 
-    def _read_and_compare(self, asked: Asked, near: Seen, far: Seen) -> tuple[Tensor, Tensor]:
-        """The outputs, and the divergence of index scores from attention to the chosen entries, [batch, query]."""
-        rows, allowed = self._near(asked, near)
-        seen, scores = self._chosen(asked, far)
-        rows = torch.cat([rows, wide(far.rows)], 1)
-        weights = self._weights(asked, rows, torch.cat([allowed, seen], 2))
-        target = weights.detach()[..., near.rows.shape[1] :].mean(1, keepdim=True)
-        target = target / target.sum(-1, keepdim=True).clamp(min=torch.finfo(target.dtype).tiny)
-        return self._attended(asked, rows, weights), divergence(scores, target, seen)
-
     def _near(self, asked: Asked, near: Seen) -> tuple[Tensor, Tensor]:
         """The rows of tokens, and which of them queries see, [batch, query, row]."""
         query, key = asked.positions[:, :, None], near.positions[:, None]
         return wide(near.rows), (key <= query) & (key > query - self.options.window)
 
-    def _chosen(self, asked: Asked, far: Seen) -> tuple[Tensor, Tensor]:
-        """Which entries queries attend to, [batch, query, entry], and the index scores, 0 without an indexer."""
+    def _chosen(self, asked: Asked, far: Seen) -> Tensor:
+        """Which entries queries attend to, [batch, query, entry]."""
         seen = (far.positions[:, None] <= asked.positions[:, :, None]) & (far.positions[:, None] != NONE)
         if self.indexer is None or asked.index is None or far.index is None or self.options.top is None:
-            return seen, seen.new_zeros(1)
-        scores = self.indexer(asked.index, far.index)
-        return choose(scores, seen, min(self.options.top, scores.shape[-1])), scores
+            return seen
+        return choose(self.indexer(asked.index, far.index), seen, min(self.options.top, far.index.shape[1]))
 
     def _weights(self, asked: Asked, rows: Tensor, allowed: Tensor) -> Tensor:
         """Attention weights [batch, heads, query, row]; those of a query add up to less than one by its sink's."""

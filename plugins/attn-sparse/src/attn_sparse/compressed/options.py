@@ -15,21 +15,19 @@ class CompressedConfig(MechanismConfig):
 
     With `overlap` an entry also mixes the tokens of the block before its own. Of the entries those with the `top` best
     index scores are attended to, which an indexer of `index_heads` heads of `index_size` elements gives, or all if it
-    is None. `align` is the weight of the training loss that aligns index scores with attention weights, as in `dsa`.
-    Queries are projected through `query_latent` elements, and the output through `output_latent` elements for each of
-    `output_groups` groups of heads. `norm_eps` is that of all norms.
+    is None. Queries are projected through `query_latent` elements, and the output through `output_latent` elements for
+    each of `output_groups` groups of heads. `norm_eps` is that of all norms.
     """
 
     window: int = 128
     every: int | None = 4
     overlap: bool = True
     top: int | None = 512
-    index_heads: int = 64
-    index_size: int = 128
-    align: float = 1.0
-    query_latent: int = 1024
-    output_groups: int = 8
-    output_latent: int = 1024
+    index_heads: int = 4
+    index_size: int = 32
+    query_latent: int = 256
+    output_groups: int = 4
+    output_latent: int = 128
     norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -38,7 +36,6 @@ class CompressedConfig(MechanismConfig):
             require_whole(name, getattr(self, name), ge=1)
         for name, unit in (("every", "tokens"), ("top", "entries")):
             require_whole(name, getattr(self, name), ge=2 if name == "every" else 1, unit=unit, optional=True)
-        require_number("align", self.align, ge=0)
         require_number("norm_eps", self.norm_eps, gt=0)
         if self.rotary is not None and int(self.size * self.rotary.fraction) % 2:
             given = f"{self.rotary.fraction} of head_size {self.size}"

@@ -26,6 +26,7 @@ from attn_train.data.token_shards.shards import MANIFEST
 from attn_train.data.treebank import load_tags
 from attn_train.tasks.base import Dataset
 from attn_train.tasks.completion import completion_dataset
+from attn_train.tasks.grpo import prompt_dataset
 from attn_train.tasks.instruction_tuning import chat_dataset
 from attn_train.tasks.language_modeling import CHARACTER, TextDataset, read_text, tokenize, tokenize_documents
 from attn_train.tasks.masked_language_modeling import MaskedTextDataset
@@ -104,6 +105,8 @@ def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     """Load the conversations of the file that the config names, formatted with the chat template of its tokenizer."""
     tokenizer = Tokenizer.from_folder(tokenizer_folder(config.data.tokenizer, home))
     length = config.model.sequence_length
+    if config.data.format == "prompt":
+        return prompt_dataset(config, tokenizer)
     if config.data.format == "chat":
         return chat_dataset(config.data, tokenizer, max_length=length)
     return preference_dataset(config.data, tokenizer, loss=config.objective.preference_loss, max_length=length)

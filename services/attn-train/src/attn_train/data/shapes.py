@@ -179,7 +179,7 @@ def json_in(value: Any, name: str) -> Any:
         raise InvalidValue.of(name, value, "JSON") from error
 
 
-def _chat(values: Values, messages: Messages) -> Chat:
+def chat_of_row(values: Values, messages: Messages) -> Chat:
     """A conversation with the system message, the tools and the values for its template that a row has."""
     extra = dict(values.get("chat_template_kwargs") or {})
     tools = json_in(values.get("tools"), "tools")
@@ -195,7 +195,7 @@ def _chat(values: Values, messages: Messages) -> Chat:
 
 
 def _talk(values: Values) -> Chat:
-    return _chat(values, messages_in(values["messages"], "messages"))
+    return chat_of_row(values, messages_in(values["messages"], "messages"))
 
 
 def _asked(values: Values, name: str) -> Messages:
@@ -215,7 +215,7 @@ def _text(values: Values, name: str) -> str:
 
 def _completed(question: str, answer: str) -> Callable[[Values], Chat]:
     def read(values: Values) -> Chat:
-        return _chat(values, _asked(values, question) + messages_in(values[answer], answer, ASSISTANT))
+        return chat_of_row(values, _asked(values, question) + messages_in(values[answer], answer, ASSISTANT))
 
     return read
 
@@ -293,7 +293,7 @@ def _preference(values: Values) -> Judged:
         raise InvalidValue.of(
             "prompt", "another prompt than chosen and rejected begin with", "the same, or only answers"
         )
-    one, other = (_chat(values, [*prompt, *answers]) for answers in both)
+    one, other = (chat_of_row(values, [*prompt, *answers]) for answers in both)
     pairs = enumerate(zip(one.messages, other.messages, strict=False))
     common = next((n for n, (a, b) in pairs if a != b), min(len(one.messages), len(other.messages)))
     return _last_learned(one, common), _last_learned(other, common)
@@ -315,7 +315,7 @@ def _judged(values: Values) -> Judged:
         raise InvalidValue.of("label", label, "true or false")
     asked = messages_in(values["prompt"], "prompt")
     answers = messages_in(values["completion"], "completion", ASSISTANT)
-    judged = _last_learned(_chat(values, [*asked, *answers]), len(asked) + bool(_text(values, "system")))
+    judged = _last_learned(chat_of_row(values, [*asked, *answers]), len(asked) + bool(_text(values, "system")))
     return (judged, None) if label else (None, judged)
 
 

@@ -163,6 +163,24 @@ def left_out(task: TrainingTask) -> int:
     return int(getattr(task, "validation_left_out", 0))
 
 
+def next_batch(task: TrainingTask, model: nn.Module, on_batch: OnBatch) -> tuple[Tensor, ...]:
+    """Return the next training batch of a task, which the model samples where its task needs that."""
+    own: Callable[..., tuple[Tensor, ...]] | None = getattr(task, "sampled_batch", None)
+    return task.next_batch() if own is None else own(model, on_batch)
+
+
+def metrics_of(task: TrainingTask) -> dict[str, float]:
+    """Return what a task has measured since the last call, by name; usually empty."""
+    own: Callable[[], dict[str, float]] | None = getattr(task, "take_metrics", None)
+    return {} if own is None else own()
+
+
+def validation_metrics(task: TrainingTask, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
+    """Return what a task measures on at most `batches` validation batches besides losses, by name; usually empty."""
+    own: Callable[..., dict[str, float]] | None = getattr(task, "validation_metrics", None)
+    return {} if own is None else own(model, batches, on_batch)
+
+
 def position_of(task: TrainingTask) -> dict[str, Tensor]:
     """Return the position of a task in its data, besides its generator's state, as tensors by name; usually empty."""
     own: Callable[[], dict[str, Tensor]] | None = getattr(task, "position", None)
@@ -307,11 +325,12 @@ def lengths_of(examples: Sequence[Text], length: Callable[[Text], int]) -> Seque
 
 
 class ExampleTask(SeededTask):
-    """Base class of tasks on examples, of which each is seen once in an epoch; `lengths` are those of the examples."""
+    """Base class of tasks on examples, of which each is seen once in an epoch; `lengths` are those of the examples, and
+    `batch` is the number of those that are drawn together, the config's batch size if not given."""
 
-    def __init__(self, config: TrainingConfig, lengths: Sequence[int]) -> None:
+    def __init__(self, config: TrainingConfig, lengths: Sequence[int], batch: int | None = None) -> None:
         super().__init__(config)
-        self._epochs = Epochs(lengths, self._batch, derived(config.seed, "batches"))
+        self._epochs = Epochs(lengths, batch or self._batch, derived(config.seed, "batches"))
 
     def position(self) -> dict[str, Tensor]:
         """Return the position for a checkpoint: the number of examples drawn, int64 [1]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from attn_train.tasks.base import (
     restore_position,
     validation_losses,
 )
+from attn_train.tasks.grpo import PromptDataset
+from attn_train.tasks.instruction_tuning import ChatDataset
+from attn_train.tasks.on_policy_distillation import OnPolicyDistillationTask
 from attn_train.tasks.packed import packed_logits
 
 FIELD = "config.objective.teacher"
@@ -83,7 +86,9 @@ class DistilledDataset:
         return f"{self.plain.summary}, with a teacher"
 
     def task(self, config: TrainingConfig) -> TrainingTask:
-        """Return the dataset's task with the distillation loss."""
+        """Return the dataset's task with the distillation loss, or with that of GKD."""
+        if isinstance(self.plain, ChatDataset) and config.on_policy.lmbda is not None:
+            return OnPolicyDistillationTask(self.plain, self.teacher, config)
         return DistillationTask(self.plain.task(config), self.teacher, config)
 
     def save(self, folder: Path, model: Any) -> Path:
@@ -92,11 +97,16 @@ class DistilledDataset:
 
 
 def distilled(dataset: Dataset, config: TrainingConfig, home: Path) -> Dataset:
-    """Return the dataset with the teacher that the config names, loaded onto its device, or as it is without one."""
+    """Return the dataset with the teacher or the reference that the config needs, loaded onto its device; as it is if
+    the config needs none."""
+    if isinstance(dataset, PromptDataset) and config.on_policy.beta and config.lora.lora_rank is None:
+        base = load_model(base_folder(config.model.base_model or "", home), "float32", device=config.device)
+        return replace(dataset, reference=base.model.requires_grad_(requires_grad=False))
     if config.objective.teacher is None:
         return dataset
     loaded = load_model(_teacher_folder(config, home), device=config.device, quantization="auto")
-    return DistilledDataset(dataset, loaded.model.requires_grad_(requires_grad=False))
+    teacher = loaded.model.requires_grad_(requires_grad=False)
+    return DistilledDataset(dataset, teacher)
 
 
 class DistillationTask:

@@ -1,0 +1,89 @@
+"""GGUF files of LFM2 and Qwen3.5, whose layers have attention or a state of fixed size."""
+
+from __future__ import annotations
+
+from attn_core.errors import Incompatible
+from attn_models.weights.gguf_architectures import Part, Placement, layer_count
+from attn_models.weights.gguf_families import EXPERTS, TURNED, GgufFamily, Keys, experts, first_tensor
+from attn_models.weights.gguf_reader import GgufHeader
+
+from attn_recurrent.lfm2 import CONV, FULL
+from attn_recurrent.qwen3_5 import LINEAR
+
+DELTA = {
+    "in_proj_qkv.weight": "attn_qkv.weight",
+    "in_proj_z.weight": "attn_gate.weight",
+    "in_proj_a.weight": "ssm_alpha.weight",
+    "in_proj_b.weight": "ssm_beta.weight",
+    "out_proj.weight": "ssm_out.weight",
+    "conv1d.weight": "ssm_conv1d.weight",
+    "A_log": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+    "norm.weight": "ssm_norm.weight",
+}
+"""The tensors of a Gated DeltaNet, and their names in a GGUF file."""
+WITH_QUERIES = ("in_proj_qkv.weight", "conv1d.weight")
+STATES = frozenset(
+    f"ssm.{word}" for word in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+)
+
+
+def _lfm2(header: GgufHeader) -> Keys:
+    counts = header.integers("lfm2.attention.head_count_kv")
+    return {
+        "layer_types": [FULL if count else CONV for count in counts],
+        "conv_L_cache": header.count("lfm2.shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _qwen35(header: GgufHeader) -> Keys:
+    """The kinds of layers and the sizes of Gated DeltaNet; texts have one position, whatever the sections of images."""
+    name = header.text("general.architecture")
+    values, inner = header.count(f"{name}.ssm.time_step_rank"), header.count(f"{name}.ssm.inner_size")
+    listed = header.metadata.get(f"{name}.attention.recurrent_layers")
+    period = header.metadata.get(f"{name}.full_attention_interval", 4)
+    if not isinstance(listed, tuple):
+        listed = tuple((layer + 1) % int(period) != 0 for layer in range(layer_count(header)))
+    if inner % values:
+        raise Incompatible(f"{header.path}: a state of {inner} values for {values} heads", path=header.path)
+    return {
+        "layer_types": [LINEAR if recurrent else FULL for recurrent in listed],
+        "linear_conv_kernel_dim": header.count(f"{name}.ssm.conv_kernel"),
+        "linear_key_head_dim": header.count(f"{name}.ssm.state_size"),
+        "linear_num_key_heads": header.count(f"{name}.ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": inner // values,
+    }
+
+
+def _qwen35_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:  # noqa: ARG001
+    """The tensors of Gated DeltaNet. The heads of values that share a key are apart in a GGUF file."""
+    before, found, leaf = theirs.partition(".linear_attn.")
+    if not found:
+        return None
+    source, keys = f"blk.{before.rpartition('.')[2]}.{DELTA[leaf]}", config["linear_num_key_heads"]
+    start = 2 * keys * config["linear_key_head_dim"] if leaf in WITH_QUERIES else 0
+    tiled = (int(leaf == "out_proj.weight"), start, keys, config["linear_num_value_heads"] // keys)
+    parts = (Part(source, (shape[0], shape[-1])),) if leaf == "conv1d.weight" else ()
+    ordered = () if leaf == "norm.weight" else tiled
+    return Placement(source, theirs, shape, parts=parts, decay=leaf == "A_log", tiled=ordered)
+
+
+def _qwen35_moe(header: GgufHeader) -> Keys:
+    shared = first_tensor(header, "ffn_up_shexp")[0]
+    return _qwen35(header) | experts(header) | {"shared_expert_intermediate_size": shared}
+
+
+QWEN35 = TURNED | STATES | {"rope.dimension_sections", "attention.recurrent_layers", "full_attention_interval"}
+GGUF_FAMILIES = (
+    GgufFamily("lfm2", "lfm2", _lfm2, read=TURNED | {"shortconv.l_cache"}),
+    GgufFamily("qwen35", "qwen3_5_text", _qwen35, read=QWEN35, placed=_qwen35_place),
+    GgufFamily(
+        "qwen35moe",
+        "qwen3_5_moe_text",
+        _qwen35_moe,
+        read=QWEN35 | EXPERTS | {"expert_shared_feed_forward_length"},
+        placed=_qwen35_place,
+    ),
+)

@@ -1,0 +1,239 @@
+"""GRPO: a model learns from the rewards of its own completions (Shao et al. 2024, arXiv 2402.03300)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_models.lora import AdaptedModel
+from attn_models.tokenizers import Tokenizer
+from attn_schema.training import DataConfig, TrainingConfig
+from torch import Tensor, nn
+
+from attn_train.data.conversations import check_conversation, rows_in
+from attn_train.data.rendering import FIELD, require_template
+from attn_train.data.shapes import Reading, chat_of_row, messages_in
+from attn_train.data.token_shards.inputs import input_files, split_files, unread
+from attn_train.precision import forward_precision
+from attn_train.rewards import Rewards, Scored
+from attn_train.tasks import on_policy
+from attn_train.tasks.base import (
+    PADDED,
+    OnBatch,
+    TokenDataset,
+    count_targets,
+    split_validation,
+    to_device,
+    validation_sample,
+)
+from attn_train.tasks.on_policy import Completion, OnPolicyTask, require_room, sampled, token_logprobs
+from attn_train.tasks.policy_losses import Policies, advantages_of, grpo_loss
+
+PROMPT = "prompt"
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt as token ids and as the dataset has it, with the place and the columns of its row."""
+
+    ids: tuple[int, ...]
+    given: Any
+    place: str
+    columns: Mapping[str, Any]
+
+
+def prompt_rows(
+    files: Sequence[Path], data: DataConfig, needs: Collection[str], reading: Reading
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the columns of each row, under the names that `--columns` gives them.
+
+    Raises `InvalidValue` for a row without a prompt, or without a column that a reward needs, unless it is skipped.
+    """
+    columns = dict(given.split("=", 1) for given in data.columns)
+    taken = {*columns, *columns.values()}
+    for row in rows_in(files, reading):
+        found = {name: value for name, value in row.values.items() if name not in taken}
+        found |= {name: row.values[column] for name, column in columns.items() if column in row.values}
+        if missing := sorted(name for name in {PROMPT, *needs} if found.get(name) is None):
+            why = "a prompt and the columns that rewards need (other names: --columns)"
+            reading.broken(InvalidValue.of(FIELD, f"{row.place} without {', '.join(missing)}", why))
+            continue
+        yield row.place, found
+
+
+def encoded_prompt(row: Mapping[str, Any], tokenizer: Tokenizer, place: str) -> tuple[int, ...]:
+    """Return the token ids of a row's prompt: messages, or a text that a user says, formatted with the chat template up
+    to the beginning of the answer; a text as it is if the tokenizer has no template. Raises `InvalidValue`."""
+    given = row[PROMPT]
+    if isinstance(given, str) and tokenizer.settings.chat_template is None:
+        return tuple(tokenizer.encode(given))
+    require_template(tokenizer)
+    messages = messages_in(given, PROMPT)
+    if not messages or messages[-1].get("role") == "assistant":
+        raise InvalidValue.of(FIELD, place, "a prompt that does not end with an answer")
+    chat = check_conversation(chat_of_row(row, messages))
+    return tuple(tokenizer.encode_chat(chat.messages, chat.values))
+
+
+def read_prompts(
+    files: Sequence[Path], data: DataConfig, tokenizer: Tokenizer, needs: Collection[str], reading: Reading
+) -> Iterator[Prompt]:
+    """Read and tokenize prompts; raises as `prompt_rows` and `encoded_prompt` do."""
+    for place, row in prompt_rows(files, data, needs, reading):
+        try:
+            ids = encoded_prompt(row, tokenizer, place)
+        except InvalidValue as error:
+            reading.broken(error)
+            continue
+        yield Prompt(ids, row[PROMPT], place, {name: value for name, value in row.items() if name != PROMPT})
+
+
+@dataclass(frozen=True, eq=False)
+class PromptDataset(TokenDataset):
+    """Training and validation prompts; `left_out` is the number of those that leave no room for a completion.
+
+    `reference` is the model to whose distribution the policy is kept close, if it is not the model without its adapter.
+    """
+
+    training: Sequence[Prompt]
+    validation: Sequence[Prompt]
+    tokenizer: Tokenizer
+    rewards: Rewards
+    left_out: int = 0
+    notes: str = ""
+    reference: Any = None
+
+    @property
+    def summary(self) -> str:
+        """The number of prompts, and the rewards."""
+        named = ", ".join(function.name for function in self.rewards.functions)
+        longer = f", {self.left_out} left out as too long" if self.left_out else ""
+        counts = f"{len(self.training)} training and {len(self.validation)} validation prompts"
+        return f"{counts}{longer}{self.notes}, rewarded by {named}"
+
+    def task(self, config: TrainingConfig) -> GrpoTask:
+        """Return the training task."""
+        return GrpoTask(self, config)
+
+
+def prompt_dataset(config: TrainingConfig, tokenizer: Tokenizer) -> PromptDataset:
+    """Load the prompts of a file or folder; those that leave no room for a completion are not trained on.
+
+    Raises as `read_prompts` and `require_room` do, and `InvalidValue` if no training prompt is left.
+    """
+    require_room(config)
+    rewards, reading = Rewards(config.on_policy), Reading(skip_broken=config.data.skip_broken)
+    path = Path(config.data.path or "")
+    splits = split_files(path, input_files([str(path)]))
+    aside = unread(path, splits["train"] + splits["validation"])
+    training, kept = (
+        list(read_prompts(splits[name], config.data, tokenizer, rewards.needs, reading))
+        for name in ("train", "validation")
+    )
+    if not splits["validation"]:
+        training, kept = map(list, split_validation(training, config.data.validation_fraction))
+    room = config.model.sequence_length - config.on_policy.max_completion_length
+    short, kept = ([prompt for prompt in prompts if len(prompt.ids) <= room] for prompts in (training, kept))
+    if not short:
+        allowed = f"at least one prompt of at most {room} tokens (max_seq_len - max_completion_length)"
+        raise InvalidValue.of(FIELD, f"{len(training)} prompts{reading}", allowed)
+    return PromptDataset(short, kept, tokenizer, rewards, len(training) - len(short), f"{reading}{aside}")
+
+
+class GrpoTask(OnPolicyTask):
+    """Batches of completions of the same number of prompts each: inputs [batch, longest], the log probabilities of
+    their targets under the policy that sampled and, with `beta`, under the reference, advantages [batch], targets."""
+
+    def __init__(self, prompts: PromptDataset, config: TrainingConfig) -> None:
+        count = config.optimizer.batch_size // config.on_policy.num_generations
+        # Of no length: batches of only short prompts, or only long ones, would pull the policy to and fro.
+        super().__init__(config, [0] * len(prompts.training), prompts.tokenizer, count)
+        self._data = prompts
+
+    def weight(self, batch: tuple[Tensor, ...]) -> int:
+        """Return the number of elements that the loss averages: tokens for dapo, else completions."""
+        return count_targets(batch) if self._config.on_policy.loss_type == "dapo" else len(batch[0])
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Return the `grpo_loss` of a batch."""
+        inputs, old, *reference, advantages, targets = batch
+        kept = targets != PADDED
+        trained = token_logprobs(model, inputs, targets, self._config.on_policy.temperature)
+        known = [logprobs[kept] for logprobs in (old, *reference)]
+        rows = kept.nonzero()[:, 0]
+        policies = Policies(trained, known[0], known[1] if reference else None, advantages, rows)
+        loss, measured = grpo_loss(policies, self._config.on_policy)
+        if torch.is_grad_enabled():
+            apart = (trained.detach() - known[0]).abs().sum() / max(1, len(rows))
+            self._measure(**measured, sampling_logp_difference=apart)
+        return loss
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:  # noqa: ARG002 -- rewards are measured
+        """Return None: the reward of validation prompts is measured in place of a loss."""
+        return None
+
+    def validation_metrics(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:
+        """Return the mean reward of one completion of each prompt of at most `batches` validation batches, sampled with
+        the same random numbers in every call."""
+        chosen = validation_sample(self._data.validation, batches)
+        if not chosen:
+            return {}
+        prompts = {-1 - place: prompt.ids for place, prompt in enumerate(chosen)}
+        found = sampled(model, self._tokenizer, prompts, self._config, 1, on_batch)
+        rewards, _ = self._data.rewards(_scored(chosen, found))
+        return {"validation_reward": sum(rewards) / len(rewards)}
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the reward says all
+        """Return no metrics, as the reward is sufficient."""
+        return {}
+
+    def _new_batch(self, model: Any, on_batch: OnBatch) -> tuple[Tensor, ...]:
+        settings = self._config.on_policy
+        drawn = [self._data.training[place] for place in self._epochs.next_batch()]
+        found = self._sampled(model, [prompt.ids for prompt in drawn], settings.num_generations, on_batch)
+        prompts = [prompt for prompt in drawn for _ in range(settings.num_generations)]
+        rewards, means = self._data.rewards(_scored(prompts, found))
+        given = torch.tensor(rewards)
+        spread = given.view(len(drawn), -1).std(1)
+        self._measure(reward=given.mean(), reward_std=spread.mean(), zero_std_share=(spread < 1e-8).float().mean())
+        if len(means) > 1:
+            self._measure(**{f"reward_{name}": value for name, value in means.items()})
+        inputs, targets = on_policy.rows_of([prompt.ids for prompt in prompts], [one.ids for one in found])
+        old = torch.zeros(targets.shape)
+        old[targets != PADDED] = torch.tensor([value for one in found for value in one.logprobs])
+        if settings.mask_truncated_completions:
+            targets[torch.tensor([one.truncated for one in found])] = PADDED
+        reference = self._reference(model, inputs, targets) if settings.beta else []
+        return inputs, old, *reference, advantages_of(given, settings), targets
+
+    def _reference(self, model: Any, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """Return the log probabilities [batch, longest] of the targets under the reference, in a list."""
+        device = next(model.parameters()).device
+        ids, goals = to_device((inputs, targets), device)
+        adapted: AdaptedModel | None = getattr(model, "adapted", None)
+        with torch.no_grad(), forward_precision(self._config.precision, device):
+            if self._data.reference is not None:
+                found = token_logprobs(self._data.reference, ids, goals, self._config.on_policy.temperature)
+            elif adapted is not None:
+                with adapted.without():
+                    found = token_logprobs(model, ids, goals, self._config.on_policy.temperature)
+            else:
+                raise InvalidValue.of("config.on_policy.beta", self._config.on_policy.beta, "0 without a reference")
+        whole = torch.zeros(targets.shape)
+        whole[targets != PADDED] = found.float().cpu()
+        return [whole]
+
+
+def _scored(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Scored:
+    """What rewards are asked about: a completion of each prompt."""
+    return Scored(
+        prompts=[prompt.given for prompt in prompts],
+        places=[prompt.place for prompt in prompts],
+        columns=[prompt.columns for prompt in prompts],
+        completions=[one.text for one in completions],
+        completion_ids=[tuple(one.ids) for one in completions],
+    )
