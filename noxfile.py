@@ -257,6 +257,17 @@ def foreign(session: nox.Session) -> None:
     run_in("dev", session, "python", "tools/foreign_recipes.py", str(Path(session.bin) / "python"))
 
 
+@nox.session(python=PYTHON, default=False)
+def conformance(session: nox.Session) -> None:
+    """Ask the laws of attention of other packages at their pinned versions, and write docs/conformance.md."""
+    judging = workspace.closure({"attn-testing"}, PACKAGES)
+    # Without the pins of constraints.txt: these are of the report.
+    session.install("-qq", *group("torch", "build", "conformance"))
+    session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(judging)]))
+    refuse_cuda(session)
+    session.run("python", "tools/conformance.py", *session.posargs, env=ENVIRONMENT)
+
+
 @nox.session(python=PYTHON)
 def demo(session: nox.Session) -> None:
     """Run the demo, from a fresh environment to a trained and served model; arguments after -- are passed to it."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 SIZE, PAIRS, FILLERS, ASKED, SHARP = 32, 64, 192, 16, 40.0
 WHOLE = PAIRS + FILLERS + ASKED
-"""The tokens up to the end of what is asked first: an interval of so many makes SnapKV choose there, as in its paper."""
+"""The tokens up to the end of what is asked first: with such an interval SnapKV chooses there, as in its paper."""
 KEPT = (144, 72, 36)
 """The budgets: a half, a quarter and an eighth of all tokens."""
 

@@ -64,6 +64,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     # Paths of length two: √n keys a query, where blocks, strides or clusters are as large as √n.
     "fixed": (1.5, lambda length: {"block": root(length), "summaries": 1}),
     "strided": (1.5, lambda length: {"stride": round(length**0.5)}),
+    "quest": (1.5, lambda length: {"block": root(length), "top": 2}),
     "moba": (1.5, lambda length: {"block": root(length), "top": 2}),
     "compressed": (1.5, lambda n: compressed(window=root(n), every=root(n))),
     "nsa": (1.5, lambda n: dict.fromkeys(("compress", "stride", "select", "window"), root(n)) | {"top": 2}),
@@ -81,6 +82,8 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "most_used": (1.0, always(segment=4, memory=4, compressed=4)),
     "dilated_window": (1.0, always(window=8)),
     "h2o": (1.0, always(heavy=6, recent=10)),
+    "snapkv": (1.0, always(budget=8, interval=8, window=2)),
+    "tova": (1.0, always(budget=16)),
     "key_value": (1.0, always()),
     "key_value_predict": (1.0, always()),
     "linformer": (1.0, always(rank=16)),

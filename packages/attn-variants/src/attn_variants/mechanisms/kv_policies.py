@@ -87,10 +87,8 @@ class Schedule:
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split the tokens from `start` to `stop` where rows leave: the start and the end of each piece."""
-        while start < stop:
-            end = min(stop, (start // self.interval + 1) * self.interval)
-            yield start, end
-            start = end
+        for border in range(start // self.interval * self.interval, stop, self.interval):
+            yield max(start, border), min(stop, border + self.interval)
 
 
 class EvictingPolicy(ComputedMechanism):
@@ -114,12 +112,13 @@ class EvictingPolicy(ComputedMechanism):
         return EvictingLayer(spec, self.schedule(config), hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The kept keys and values of each key/value head in order, their votes in float32, and their
-        positions where a score has a bias."""
+        """The kept keys and values of each key/value head in order, their votes in float32 where they
+        are of several tokens, and their positions where a score has a bias."""
         heads, rows = config.head_layout, self.schedule(config).rows
         each = {"key": (heads.key_size,), "value": (heads.value_size,)}
         fields = {name: Field((heads.key_value, rows, *size)) for name, size in each.items()}
-        fields["votes"] = Field((heads.key_value, rows), dtype="float32")
+        if self.schedule(config).interval > 1:
+            fields["votes"] = Field((heads.key_value, rows), dtype="float32")
         if self.Config.of(config).attention().modifiers:
             fields["position"] = Field((heads.key_value, rows), dtype="int32")
         return {"kept": Slot(fields)}
@@ -270,5 +269,6 @@ class Quest(DeclaredMechanism):
         bound, pair = 4 * spec.heads.query * spec.heads.key_size, spec.pair_flops()
         chosen = SelectedBlockPairs(block=own.block, top=own.top)
         met = shape.batch * shape.query * self.met_keys(config, shape)
-        cost = Cost(flops=pages * bound + met * pair, allowed_flops=chosen.allowed(shape) * pair, parameters=0)
+        allowed = chosen.past(shape) * bound + chosen.allowed(shape) * pair
+        cost = Cost(flops=pages * bound + met * pair, allowed_flops=allowed, parameters=0)
         return self.projection_cost(config, shape) + cost

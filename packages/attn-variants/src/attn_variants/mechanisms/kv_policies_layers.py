@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, LayerState, RaggedBatch
 from attn_core.inner import require_plain
-from attn_core.masking import of_query_heads, positions, wide
+from attn_core.masking import allowed_pairs, of_query_heads, positions, wide
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d, pad
 
@@ -21,7 +21,6 @@ from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.plain import attention_weights, summed
 from attn_variants.mechanisms.kv_policies import Schedule
 from attn_variants.scores import scores
-from attn_variants.tensor_masks import with_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +39,18 @@ class KeptPairs(Pairs):
     def allowed(self) -> Tensor:
         """Bool [batch, heads, query, row]."""
         return self.present & (self.at[0] >= self.at[1])
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenPairs(Pairs):
+    """Pairs of which only those that are `seen` [batch, heads, query, key] are allowed."""
+
+    seen: Tensor
+
+    @property
+    def allowed(self) -> Tensor:
+        """Bool [batch, heads, query, key]."""
+        return self.seen & allowed_pairs(self.spec.mask, self.operands)
 
 
 class EvictingLayer(SpecLayer):
@@ -81,8 +92,8 @@ class EvictingLayer(SpecLayer):
         """Compute one engine step over the new rows [tokens, hidden_size] of many requests, one request at a time.
 
         Returns [tokens, hidden_size]. Reads and replaces the state "kept": "key" and "value" [requests, num_kv_heads,
-        rows, size], "votes" and "position" [requests, num_kv_heads, rows], in order of position; rows beyond those
-        that the schedule keeps are unused.
+        rows, size] and, where there are, "votes" and "position" [requests, num_kv_heads, rows], in order of position;
+        rows beyond those that the schedule keeps are unused.
         """
         projected = self.project(query, cos_sin_of_batch(self, query, batch))
         held, out, after = state["kept"].read(), [], []
@@ -90,8 +101,9 @@ class EvictingLayer(SpecLayer):
             new = [part[None, span.start : span.stop] for part in projected]
             start = batch.contexts[span.request]
             filled = self.schedule.filled(start)
-            mine = {name: rows[span.request : span.request + 1, :, :filled] for name, rows in held.items()}
-            # Without biases the positions of kept rows change nothing.
+            mine = {"votes": held["key"].new_zeros(held["key"].shape[:3]).float(), **held}
+            mine = {name: rows[span.request : span.request + 1, :, :filled] for name, rows in mine.items()}
+            # Without biases the positions of kept rows change nothing; where rows leave each time, no votes are kept.
             blank = torch.zeros_like(mine["votes"])
             kept: Fields = {"position": blank.int(), **mine, "real": ~blank.bool()}
             for weights, rows in self._pieces(new, kept, start, new[0].new_ones(new[0].shape[:2]).bool()):
@@ -213,7 +225,9 @@ class PagesInner(InnerAttention, nn.Module):
         """Attention weights [batch, heads, query, key], zero outside the chosen pages."""
         if not operands.key.shape[1]:
             return attention_weights(self.spec, operands)
-        return attention_weights(with_tensor(self.spec, self._seen(operands)), operands)
+        query, key = (wide(part).transpose(1, 2) for part in (operands.query, operands.key))
+        pairs = ChosenPairs(self.spec, query, key, operands, self._seen(operands))
+        return distribute(pairs, modify(pairs, scores(pairs)))
 
     @torch.no_grad()
     def _seen(self, operands: AttentionInputs) -> Tensor:
@@ -221,11 +235,11 @@ class PagesInner(InnerAttention, nn.Module):
         own = (positions(operands)[0] // self.block)[:, None, :, None]
         lowest, highest, real = self._bounds(operands)
         query = wide(operands.query).transpose(1, 2)
-        scores = query.clamp(min=0) @ highest.mT + query.clamp(max=0) @ lowest.mT
-        pages = torch.arange(scores.shape[-1], device=scores.device)
+        bounds = query.clamp(min=0) @ highest.mT + query.clamp(max=0) @ lowest.mT
+        pages = torch.arange(bounds.shape[-1], device=bounds.device)
         past = (pages < own) & real[:, None, None]
-        best = scores.masked_fill(~past, -torch.inf).topk(min(self.top - 1, scores.shape[-1]), dim=-1)
-        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best.indices, value=True)
+        best = bounds.masked_fill(~past, -torch.inf).topk(min(self.top - 1, bounds.shape[-1]), dim=-1)
+        chosen = torch.zeros_like(bounds, dtype=torch.bool).scatter(-1, best.indices, value=True)
         chosen = chosen & past | (pages == own)
         return chosen.repeat_interleave(self.block, -1)[..., : operands.key.shape[1]]
 
