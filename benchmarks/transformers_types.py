@@ -4,7 +4,8 @@
 
 For every model_type a tiny random model is built by transformers and saved; attn loads the folder and generates from
 eight prompts in one batch, in chunks of prompts, with a paged cache. A type counts if all its tokens are those that
-transformers generates alone. Types that have no small config here are counted apart.
+transformers generates alone. Where `generate` gives other tokens than the logits of whole sequences do, a type is
+counted apart, with the latter. Types that have no small config here are counted apart.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from attn_core.errors import AttnError
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.adapters.registry import through_transformers
 from attn_models.loading import load_model
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 NAMES = {
     64: "hidden_size d_model n_embd embed_dim hidden_dim dim word_embed_proj_dim embedding_size lru_width",
@@ -52,19 +56,45 @@ NAMES = {
 }
 SMALL = {name: value for value, names in NAMES.items() for name in names.split()}
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+LAYER_TYPES = ("full_attention", "sliding_attention")
+QSA = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8}
+QSA |= {"indexer_compress_ratio": 4, "hc_lowrank": 16, "ngram_vocab_size_base": 50, "split_ngram_parts": 1}
+HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 2}
 FURTHER: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": HYBRID | {"n_group": 1, "topk_group": 1},
+    "bamba": {"attn_layer_indices": [1, 3]},
     "bloom": {"seq_length": 128},
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(LAYER_TYPES, PLAIN["rope_parameters"])},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},
+    "deepseek_v4": {"num_key_value_heads": 1},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": {"head_dim": 24},
     "falcon": {"num_kv_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "git": {"vision_config": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "hunyuan_v1_dense": PLAIN,
-    "hunyuan_v1_moe": PLAIN,
-    "ministral": PLAIN,
+    "granitemoehybrid": HYBRID,
+    "hunyuan_v1_dense": PLAIN | {"head_dim": 16},
+    "hunyuan_v1_moe": PLAIN | {"head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": HYBRID,
+    "ministral": PLAIN | {"head_dim": 16},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
+    "minimax_m3_vl_text": {"rotary_dim": 16, "shared_intermediate_size": 96},
+    "mamba2": {"head_dim": 32},
     "modernbert-decoder": {"global_attn_every_n_layers": 2},
+    "moshi": {"ffn_dim": 96, "num_codebooks": 2},
     "nemotron": {"num_key_value_heads": 2},
+    "qwen4_exp": QSA,
+    "qwen4_exp_text": QSA,
+    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 1},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
-    "mpt": {"max_seq_len": 128},
+    "mpt": {"max_seq_len": 128, "d_model": 64, "n_heads": 4, "n_layers": 4},
+    "xlm": {"emb_dim": 64, "causal": True, "is_encoder": False},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128},
+    "xmod": {"default_language": "en_XX"},
 }
 """What the defaults of a type lack, or need besides."""
 LARGEST = 15_000_000
@@ -81,19 +111,30 @@ def small_values(config: Any) -> dict[str, Any]:
     fields -= set(getattr(config, "attribute_map", None) or {})
     found = {name: SMALL[name] for name in fields & SMALL.keys() if given.get(name) is not None}
     found |= {name: SMALL[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    if "is_decoder" in fields:
+        # Encoders that are given a causal head attend causally only so.
+        found["is_decoder"] = True
     if "kv_lora_rank" in found:
         found |= {"num_key_value_heads": 4} if "num_key_value_heads" in found else {}
         found |= {"head_dim": 8} if "head_dim" in found else {}
     return found | ({"n_inner": 96} if "n_inner" in fields else {})
 
 
+def class_of(kind: str) -> Any:
+    """The class of causal language models of a type."""
+    return getattr(transformers, (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)[kind])
+
+
 def tiny_config(kind: str) -> Any:
     """A small config of a type; raises what transformers raises where its defaults cannot be made small so."""
     default = CONFIG_MAPPING[kind]()
+    made = class_of(kind).config_class
+    if made is not type(default) and not isinstance(default.get_text_config(), made):
+        default = made()
     inner = {name: getattr(default, name, None) for name in getattr(default, "sub_configs", None) or {}}
-    values = {name: small_values(config) for name, config in inner.items() if config is not None} or small_values(
-        default
-    )
+    values = {name: small_values(config) for name, config in inner.items() if config is not None}
+    if "text_config" not in values:
+        values |= small_values(default)
     further = FURTHER.get(kind, {})
     if "text_config" in values:
         values["text_config"] |= further
@@ -104,13 +145,14 @@ def tiny_config(kind: str) -> Any:
 
 def tiny_model(kind: str) -> Any:
     """A small model with random weights, large enough for distinct tokens."""
-    config = tiny_config(kind)
+    config, found = tiny_config(kind), class_of(kind)
+    config = config if isinstance(config, found.config_class) else config.get_text_config()
     with torch.device("meta"):
-        parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
+        parameters = sum(each.numel() for each in found._from_config(config).parameters())  # noqa: SLF001
     if parameters > LARGEST:
         raise ValueError(f"{parameters:,} parameters")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = found._from_config(config, attn_implementation="eager").eval()  # noqa: SLF001 -- AutoModel's own
     draw = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=draw)
@@ -119,7 +161,7 @@ def tiny_model(kind: str) -> Any:
 
 
 @torch.inference_mode()
-def wanted_tokens(model: Any, *, use_cache: bool = True) -> list[list[int]]:
+def wanted_tokens(model: Any) -> list[list[int]]:
     """What transformers generates from each prompt alone, the likeliest tokens."""
     made = []
     for name in (
@@ -132,13 +174,25 @@ def wanted_tokens(model: Any, *, use_cache: bool = True) -> list[list[int]]:
         setattr(model.generation_config, name, None)
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        out = model.generate(ids, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+        out = model.generate(ids, max_new_tokens=NEW, do_sample=False)
         made.append(out[0, len(prompt) :].tolist())
     return made
 
 
-def served_tokens(folder: Path) -> list[list[int]]:
-    """What attn generates from all prompts together, in steps of at most 16 tokens."""
+@torch.inference_mode()
+def tokens_of_forward(model: Any) -> list[list[int]]:
+    """The likeliest tokens by the logits of whole sequences, each without a cache."""
+    made = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(NEW):
+            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        made.append(ids[len(prompt) :])
+    return made
+
+
+def served_tokens(folder: Path) -> tuple[list[list[int]], str]:
+    """What attn generates from all prompts together, in steps of at most 16 tokens, and how they are stepped."""
     loaded = load_model(folder, "float32", verify="sizes")
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=16, kv_cache="paged")
     engine = build_engine(loaded.model, config=config, kv_cache_tokens=8 * 32)
@@ -149,7 +203,7 @@ def served_tokens(folder: Path) -> list[list[int]]:
     while not engine.idle:
         for event in engine.step():
             found[int(event.request_id)] += [token.id for token in event.delta.tokens]
-    return found
+    return found, str(getattr(loaded.model, "way", None) or "")
 
 
 def outcome(kind: str) -> tuple[str, str]:
@@ -163,7 +217,7 @@ def outcome(kind: str) -> tuple[str, str]:
         saved = json.loads((Path(folder) / "config.json").read_text())
         how = "through transformers" if through_transformers(saved) else "native"
         try:
-            served = served_tokens(Path(folder))
+            served, way = served_tokens(Path(folder))
         except AttnError as error:
             return "refused", error.message.splitlines()[0].partition("cannot run ")[2][:300] or error.message[-160:]
     try:
@@ -171,9 +225,8 @@ def outcome(kind: str) -> tuple[str, str]:
     except Exception as error:  # noqa: BLE001 -- a model that transformers cannot generate from
         return "transformers fails", f"{type(error).__name__}: {str(error)[:120]}"
     if served == wanted:
-        return how, ""
-    whole = wanted_tokens(model, use_cache=False)
-    return ("transformers contradicts its cache" if served == whole else "WRONG TOKENS"), how
+        return (f"{how}, its own cache" if way else how), way
+    return ("transformers contradicts itself" if served == tokens_of_forward(model) else "WRONG TOKENS"), how
 
 
 def main() -> None:
@@ -181,12 +234,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("types", nargs="*")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--image-text", action="store_true", help="the models of images and text, of text alone")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     results = {}
-    for kind in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if options.image_text else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for kind in options.types or sorted(names):
         results[kind] = outcome(kind)
         print(f"{kind:28} {': '.join(filter(None, results[kind]))}", flush=True)
     counts: dict[str, int] = {}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, UserError
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_engine.host.image_rows import ImageRows
 from attn_models.loading import load_model
 from attn_testing.families import NARROW
 
@@ -23,7 +24,7 @@ TINY = {
     "mimo_v2_flash": {"head_dim": 8, "swa_head_dim": 8, "sliding_window": 5},
     "ctrl": {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48, "n_positions": 64},
 }
-OWN = {
+OTHER = {
     # Short convolutions beside keys and values, in padded batches.
     "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_experts": 4, "num_experts_per_tok": 2},
     # A window beside states: all rows are kept, and masks hide them.
@@ -32,6 +33,10 @@ OWN = {
     "falcon_mamba": {"state_size": 4},
     # Attention that cannot be exchanged, over windows.
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 5, "attention_types": [[["global", "local"], 1]]},
+    # Encoders that their config makes decoders, whose own layout here is that of an encoder.
+    "bert": {"is_decoder": True},
+    # Requests of a batch are mixed by transformers: each is computed alone.
+    "rwkv": {"attention_hidden_size": 32, "context_length": 64},
     # Positions that count the cache: no request is computed with one of another length.
     "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
 }
@@ -58,9 +63,9 @@ def alone(model, prompt):
     return made[0, len(prompt) :].tolist()
 
 
-def served(model):
+def served(model, tokens=8 * 40):
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=12, kv_cache="paged")
-    engine = build_engine(model, config=config, kv_cache_tokens=8 * 40)
+    engine = build_engine(model, config=config, kv_cache_tokens=tokens)
     for number, prompt in enumerate(PROMPTS):
         params = SamplingParams(max_new_tokens=NEW, temperature=0.0, ignore_eos=True)
         engine.submit(Request(id=str(number), token_ids=prompt, params=params))
@@ -71,15 +76,17 @@ def served(model):
     return made
 
 
-@pytest.mark.parametrize("kind", [*TINY, *OWN])
+@pytest.mark.parametrize("kind", [*TINY, *OTHER])
 def test_a_batch_with_chunked_prompts_has_the_tokens_of_transformers(kind, tmp_path):
-    peer = saved(kind, tmp_path, **(TINY | OWN)[kind])
+    peer = saved(kind, tmp_path, **(TINY | OTHER)[kind])
     loaded = load_model(tmp_path, "float32")
     assert loaded.family == kind
     tokens = torch.tensor([PROMPTS[5]])
     torch.testing.assert_close(loaded.model(tokens), peer(tokens).logits, rtol=1e-4, atol=1e-4)
     wanted = [alone(peer, prompt) for prompt in PROMPTS]
     assert served(loaded.model) == wanted
+    # Too little memory for all: requests are interrupted and computed again.
+    assert served(loaded.model, 48) == wanted
     packed = load_model(tmp_path, "float32", quantization="auto")
     assert packed.parameters == loaded.parameters > sum(each.numel() for each in packed.model.parameters())
     assert served(packed.model) == wanted
@@ -112,6 +119,19 @@ def test_rotary_positions_that_depend_on_the_longest_sequence_end_where_they_do(
     loaded = load_model(tmp_path, "float32")
     assert loaded.model.max_seq_len == 40 < peer.config.max_position_embeddings
     assert served(loaded.model) == [alone(peer, prompt) for prompt in PROMPTS]
+
+
+def test_a_model_of_images_and_text_answers_to_text_alone(tmp_path):
+    text = {"model_type": "arcee", **SIZES, **TINY["arcee"]}
+    vision = {"model_type": "clip_vision_model", **NARROW, "image_size": 8, "patch_size": 4}
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=63)
+    peer = transformers.LlavaForConditionalGeneration(config).eval()
+    peer.generation_config.eos_token_id = None
+    peer.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, "float32")
+    assert served(loaded.model) == [alone(peer, prompt) for prompt in PROMPTS]
+    assert ImageRows.of(loaded) is None  # so that prompts with images are refused
 
 
 def test_other_requests_of_the_loader_are_refused_by_name(tmp_path):

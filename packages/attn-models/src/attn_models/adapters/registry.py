@@ -24,7 +24,6 @@ from attn_models.adapters.clip import ClipAdapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.families import FAMILIES
-from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
 from attn_models.adapters.modernbert import ModernBertAdapter
@@ -46,8 +45,6 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         MixtralAdapter(),
         Gpt2Adapter(),
         Qwen3NextAdapter(),
-        Gemma2Adapter(),
-        Gemma3Adapter(),
         DeepseekV2Adapter(),
         DeepseekV3Adapter(),
         *FAMILIES,
@@ -118,15 +115,34 @@ def missing_packages(requires: object) -> dict[str, str]:
 
 
 def through_transformers(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json has no layout here, but is of a family that the installed transformers builds."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind in LAYOUTS or kind in installed_adapters(Layout):  # type: ignore[type-abstract]
-        return False
-    if missing_packages(config.get("requires")) or find_spec("transformers") is None:
-        return False
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Whether a config.json has no layout here, but is of a causal class that the installed transformers builds.
 
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    An encoder's family is, where its config makes it a decoder, as its layout here does not.
+    """
+    kind, layouts = config.get("model_type"), installed_adapters(Layout)  # type: ignore[type-abstract]
+    if not isinstance(kind, str) or kind in LAYOUTS:
+        return False
+    decoder = isinstance(layouts.get(kind), EncoderAdapter) and config.get("is_decoder") is True
+    if (kind in layouts and not decoder) or missing_packages(config.get("requires")):
+        return False
+    return find_spec("transformers") is not None and causal_class(config) is not None
+
+
+def causal_class(config: Mapping[str, Any]) -> str | None:
+    """The name of transformers' class of causal language models for a config.json, None if it has none.
+
+    Of one's own `model_type`, or named in `architectures`, as by the text part of a larger model. A model of images and
+    text is one too, of text alone.
+    """
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto as auto
+
+    classes = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    kind, named = config.get("model_type"), config.get("architectures")
+    known = set(named if isinstance(named, list) else ()) & set(classes.values())
+    if kind not in CONFIG_MAPPING:
+        return None
+    return known.pop() if len(known) == 1 else classes.get(str(kind))
 
 
 def unknown_family(kind: str, model_type: object, known: Iterable[str], requires: object = None) -> UnknownName:

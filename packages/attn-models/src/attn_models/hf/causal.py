@@ -12,6 +12,7 @@ import re
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -201,8 +202,7 @@ class TransformersConfig:
 class TransformersModel(nn.Module):
     """A causal language model of transformers; how its steps are computed is its subclass's.
 
-    Raises `Incompatible`, with the reason, for a model that has no module that computes hidden states, or does not say
-    how long its sequences may be.
+    Raises `Incompatible`, with the reason, for a model that does not say how long its sequences may be.
     """
 
     ways: Sequence[Any] = (None,)
@@ -229,10 +229,15 @@ class TransformersModel(nn.Module):
         )
 
     def _intercepted(self) -> tuple[Any, Any]:
-        """The module that computes hidden states, whose outputs `logits` gives, and the class of these outputs."""
+        """The module that computes hidden states, whose outputs `logits` gives, and the class of these outputs.
+
+        The model itself and None where the logits are not those of the last hidden states alone.
+        """
         kept: list[Any] = []
         for body in dict.fromkeys((self.causal.base_model, self.causal.get_decoder())):
             vars(body).pop("forward", None)
+            if body is self.causal:
+                continue
 
             @wraps(body.forward)
             def forward(*args: Any, _own: Any = body.forward, _body: Any = body, **named: Any) -> Any:
@@ -241,17 +246,21 @@ class TransformersModel(nn.Module):
                     return self._output(last_hidden_state=given)
                 out = _own(*args, **named)
                 if not hasattr(self, "_body") and hasattr(out, "last_hidden_state"):
-                    kept.append((_body, type(out)))
+                    kept.append((_body, type(out), out.last_hidden_state[0]))
                 return out
 
             body.forward = forward
         name = type(self.causal).__name__
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.causal.device)
         with torch.inference_mode(), LibraryErrors(lambda said: Incompatible(f"{name} cannot be stepped: {said}")):
-            self.vocab_size = int(self._first_pass(ids).logits.shape[-1])
-        if not kept:
-            raise Incompatible(f"{name} has no module that computes hidden states")
-        return kept[-1][0], kept[-1][1]
+            wanted = self._first_pass(ids).logits[0]
+        self.vocab_size = int(wanted.shape[-1])
+        if kept:
+            self._body, self._output, hidden = kept[-1]
+            with torch.inference_mode(), suppress(Incompatible), LibraryErrors(Incompatible):
+                if torch.allclose(self.logits(hidden), wanted, rtol=1e-3, atol=1e-3):
+                    return self._body, self._output
+        return self.causal, None
 
     def _first_pass(self, ids: Tensor) -> Any:
         return self.causal(input_ids=ids)
@@ -275,6 +284,8 @@ class TransformersModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary] of hidden states [rows, width], as the model's class computes them."""
+        if self._output is None:
+            return hidden
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         token = GIVEN.set(hidden[None])
         try:
@@ -282,6 +293,10 @@ class TransformersModel(nn.Module):
         finally:
             GIVEN.reset(token)
         return found
+
+    def _hidden(self, out: Any) -> Tensor:
+        hidden: Tensor = out.logits if self._output is None else out.last_hidden_state
+        return hidden
 
     def pack(self, pack: Pack) -> None:
         """Pack each linear layer that transformers only calls, except small ones, whose rows need no kernel."""
@@ -335,8 +350,7 @@ class ExchangedAttention(TransformersModel):
             out = self._body(input_ids=tokens[None], use_cache=False, **_places(batch.positions))
         finally:
             STEP.reset(token)
-        hidden: Tensor = out.last_hidden_state[0]
-        return hidden
+        return self._hidden(out)[0]
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens]."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from attn_core import RaggedBatch, installed
 from attn_core.errors import CheckpointInvalid, Incompatible
 from attn_core.stores import StoreSize
 from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from attn_models.adapters.registry import ADVICE
+from attn_models.adapters.registry import ADVICE, causal_class
 from attn_models.adapters.state_dict import stored_type
 from attn_models.hf.causal import ExchangedAttention, TransformersModel
 from attn_models.hf.own_cache import OwnCache
@@ -56,14 +56,14 @@ def require_same_logits(model: TransformersModel) -> None:
             raise Incompatible(f"logits of steps are {off:.1e} off transformers'")
 
 
-def class_of(folder: Path) -> tuple[Any, Any]:
-    """transformers' config, and class of causal language models, for the config.json of a folder.
+def class_of(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """transformers' config, and class of causal language models, for the config.json of a folder, which is `config`.
 
     Raises `CheckpointInvalid` for values that transformers refuses.
     """
     with LibraryErrors(lambda said: CheckpointInvalid.of(folder / "config.json", f"transformers says: {said}")):
         made = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    found: Any = getattr(transformers, str(causal_class(config)))
     return (made if found.config_class is type(made) else made.get_text_config()), found
 
 
@@ -85,7 +85,7 @@ def named_refusals(folder: Path, kind: object) -> Iterator[None]:
 
 def empty_causal(folder: Path, config: Mapping[str, Any]) -> Any:
     """transformers' model of the config in a folder, without memory; raises as `load_causal` for the config."""
-    made, found = class_of(folder)
+    made, found = class_of(folder, config)
     with named_refusals(folder, config.get("model_type")):
         _require_supported(config)
     with torch.device("meta"), LibraryErrors(lambda said: CheckpointInvalid.of(folder, f"transformers says: {said}")):
@@ -101,7 +101,7 @@ def load_causal(
     Raises `Incompatible` for models that cannot be computed so, `CheckpointInvalid` for missing tensors and for what
     transformers refuses.
     """
-    made, found = class_of(path)
+    made, found = class_of(path, config)
     with named_refusals(path, config.get("model_type")):
         _require_supported(config)
         safe = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}

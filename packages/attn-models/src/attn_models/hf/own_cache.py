@@ -50,19 +50,24 @@ WHOLE: dict[Any, Any] = {
 class Way:
     """How requests are stepped together.
 
-    `padded`: those of any length, else only those of one length. `placed`: positions are given to the model. `single`:
-    the tokens of a chunk after a cached one pass one by one, where a class starts longer chunks from nothing.
+    `together`: requests of any length, "padded"; only those of one length, "equal"; or each "alone". `placed`: the
+    model is given positions. `single`: the tokens of a chunk after a cached one pass one by one, where a class starts
+    longer chunks from nothing.
     """
 
-    padded: bool
+    together: str
     placed: bool
     single: bool
 
+    def __str__(self) -> str:
+        return self.together + (", token by token" if self.single else "")
+
 
 WAYS = [
-    Way(padded, placed, single)
+    Way(together, placed, single)
+    for together in ("padded", "equal", "alone")
     for single in (False, True)
-    for padded, placed in ((True, True), (True, False), (False, True), (False, False))
+    for placed in (True, False)
 ]
 """All ways, the cheapest first."""
 
@@ -179,7 +184,7 @@ class OwnCache(TransformersModel):
     def _pass(self, ids: Tensor, cache: Any, places: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
         given = {"use_cache": True, self._name: cache, **places}
         out = self._body(input_ids=ids, **{name: each for name, each in given.items() if name in self._takes})
-        return out.last_hidden_state, getattr(out, self._name)
+        return self._hidden(out), getattr(out, self._name, None)
 
     def state_specs(self) -> ModelSpecs:
         """The tensors of transformers' cache: rows of tokens, and states of fixed size."""
@@ -204,11 +209,13 @@ class OwnCache(TransformersModel):
             raise Incompatible("a model with the cache of transformers computes no draft trees")
         views = state[STATES]
         slots = views["slots"].read() if self._slots else {}
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for request, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
-            groups[length, min(context, 1) if self.way.padded or not self._rows else context].append(request)
+            padded = self.way.together == "padded" or not self._rows
+            apart = request if self.way.together == "alone" else 0
+            groups[length, min(context, 1) if padded else context, apart].append(request)
         spans, parts = list(batch.spans()), dict[int, tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]()
-        for (length, _), requests in groups.items():
+        for (length, *_), requests in groups.items():
             ids = torch.stack([tokens[spans[each].start : spans[each].stop] for each in requests])
             contexts = torch.tensor([batch.contexts[each] for each in requests], device=tokens.device)
             rows = views["rows"].rows(requests).fields if self._rows and batch.contexts[requests[0]] else {}

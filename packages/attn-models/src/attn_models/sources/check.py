@@ -172,6 +172,8 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
 
         model = empty_causal(checkpoint.path, checkpoint.config)
         checked.route = f"through transformers ({type(model).__name__}); its steps are compared when it is loaded"
+        if getattr(model.config, "vision_config", None) is not None:
+            checked.route += "; of text alone: images are refused"
         checked.max_seq_len = context_of(model.config)
         _count(checked, model, decodes=True)
         return

@@ -236,9 +236,9 @@ def read_gguf_header(path: str | Path) -> GgufHeader:
         rule = f"is {place} of a model; all parts are read together, by their names NAME-00001-of-{count:05}.gguf"
         raise Incompatible(f"{header.path}: {rule}", path=header.path, what="split.count")
     parts = [_read_file(file) for file in files]
-    for place, part in enumerate(parts):
-        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (place, count):
-            raise CheckpointInvalid.of(part.path, f"is not part {place + 1} of {count}, as its name says")
+    for index, part in enumerate(parts):
+        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (index, count):
+            raise CheckpointInvalid.of(part.path, f"is not part {index + 1} of {count}, as its name says")
     tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
     total = parts[0].metadata.get("split.tensors.count", len(tensors))
     if not len(tensors) == total == sum(len(part.tensors) for part in parts):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from attn_core import Rotary
 from attn_core.masking import wide
 from torch import Tensor, nn
 
 from attn_sparse.dsa.options import DsaConfig
+
+MANY = 512
+"""The number of positions from which on their angles are looked up."""
+FAR = 1 << 17
+"""The position from which on they are not, as the table would be large."""
 
 
 def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int, *, interleaved: bool = False) -> Tensor:
@@ -16,15 +23,33 @@ def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int, *, interl
     Element i is paired with element i + turned / 2, as in the indexer of DeepSeek-V3.2, or with its neighbour if
     `interleaved`, even if the attention's own keys use another pairing.
     """
-    frequencies = torch.tensor(rotary.frequencies(turned), dtype=torch.float64, device=rows.device)
-    angles = positions.to(torch.float64)[..., None, None] * frequencies
-    factor = rotary.attention_factor
-    cosines, sines = (angles.cos() * factor).to(rows.dtype), (angles.sin() * factor).to(rows.dtype)
+    many = rows.device.type == "cpu" and positions.numel() >= MANY and not torch.compiler.is_compiling()
+    if many and int(positions.min()) >= 0 and int(positions.max()) < FAR:
+        # Angles of all cached keys at every step would take longer than everything else.
+        table = first_turns(rotary, turned, 1 << int(positions.max()).bit_length(), rows.dtype)
+        found = [part.index_select(0, positions.flatten()).view(*positions.shape, 1, -1) for part in table]
+    else:
+        found = [part[..., None, :] for part in turns(rotary, turned, positions, rows.dtype)]
+    cosines, sines = found
     part = rows[..., :turned]
     first, second = (part[..., ::2], part[..., 1::2]) if interleaved else part.chunk(2, dim=-1)
     pair = first * cosines - second * sines, second * cosines + first * sines
     rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     return torch.cat([rotated, rows[..., turned:]], dim=-1)
+
+
+def turns(rotary: Rotary, turned: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., turned / 2] of the angles at `positions` [...], times the rotary positions' factor."""
+    frequencies = torch.tensor(rotary.frequencies(turned), dtype=torch.float64, device=positions.device)
+    angles, factor = positions.to(torch.float64)[..., None] * frequencies, rotary.attention_factor
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+@lru_cache(maxsize=16)
+def first_turns(rotary: Rotary, turned: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The `turns` of the first positions, on the CPU, computed once."""
+    with torch.inference_mode(mode=False):
+        return turns(rotary, turned, torch.arange(length, device="cpu"), dtype)
 
 
 EPSILON = 1e-6

@@ -15,6 +15,19 @@ from attn_sparse.indexed_blocks.options import IndexedBlocksConfig
 NEVER = float("-inf")
 
 
+def picked(rows: Tensor, index: Tensor) -> Tensor:
+    """The rows [batch, groups, chosen, size] at `index` [batch, groups, chosen] of rows [batch, key, groups, size]."""
+    batch, keys, groups, size = rows.shape
+    sequence, group = (torch.arange(count, device=rows.device) for count in (batch, groups))
+    # Caches differ in which of both axes comes first, and whole rows are copied faster than their elements.
+    if rows.is_contiguous():
+        flat, place = rows.view(-1, size), (index + sequence[:, None, None] * keys) * groups + group[:, None]
+    else:
+        flat = rows.transpose(1, 2).reshape(-1, size)
+        place = (sequence[:, None, None] * groups + group[:, None]) * keys + index
+    return flat.index_select(0, place.flatten()).view(*index.shape, size)
+
+
 class IndexedBlocksAttention(InnerAttention, nn.Module):
     """Each group of query heads attends to the newest blocks and to those whose best key the group's index head
     scores highest.
@@ -77,10 +90,7 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         seen = seen_pairs(self.spec.mask, places, positions(operands)[1], operands.key_padding_mask)[:, 0]
         known, index = index < keys, index.clamp(max=keys - 1)
         known = known & seen.expand(*index.shape[:2], -1).gather(2, index)
-        key, value = (
-            wide(part.transpose(1, 2).gather(2, index[..., None].expand(-1, -1, -1, part.shape[-1])))
-            for part in (operands.key, operands.value)
-        )
+        key, value = (wide(picked(part, index)) for part in (operands.key, operands.value))
         weights = shares(query[:, :, 0] @ key.transpose(2, 3), known[:, :, None])
         return (weights @ value).flatten(1, 2)[:, None].to(operands.value.dtype)
 

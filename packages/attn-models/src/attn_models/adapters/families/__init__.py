@@ -4,6 +4,7 @@ from attn_models.adapters.families.bloom import BloomAdapter
 from attn_models.adapters.families.cohere import Cohere2Adapter, CohereAdapter
 from attn_models.adapters.families.exaone4 import Exaone4Adapter
 from attn_models.adapters.families.falcon import FalconAdapter
+from attn_models.adapters.families.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.families.glm import Glm4Adapter, GlmAdapter
 from attn_models.adapters.families.gpt_bigcode import GptBigcodeAdapter
 from attn_models.adapters.families.gpt_neox import GptNeoxAdapter
@@ -43,6 +44,8 @@ FAMILIES = (
     BloomAdapter(),
     CohereAdapter(),
     Cohere2Adapter(),
+    Gemma2Adapter(),
+    Gemma3Adapter(),
     GlmAdapter(),
     Glm4Adapter(),
     Olmo3Adapter(),
