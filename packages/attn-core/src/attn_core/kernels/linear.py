@@ -110,11 +110,10 @@ class LinearKernel(Kernel[LinearProblem]):
         """Build a module from [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs],
         or uint8 [outputs, bytes of a row] of a stored format."""
 
-    def pack_rows(self, weights: Sequence[Tensor], bias: Tensor | None) -> Any:
-        """Like `pack`, for the rows of several matrices one below another."""
-        import torch
-
-        return self.pack(weights[0] if len(weights) == 1 else torch.cat(list(weights)), bias)
+    def pack_rows(self, weights: Sequence[Tensor], bias: Tensor | None) -> Any | None:
+        """Like `pack`, for the rows of several matrices one below another, which are not copied first; None if this is
+        not supported."""
+        return None
 
     def join(self, packed: Sequence[Any]) -> Any | None:
         """Join modules from `pack`, of the same input, into one with their concatenated outputs; None if this is not

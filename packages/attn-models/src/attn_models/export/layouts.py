@@ -50,20 +50,22 @@ def published(model: Any, layout: str | None = None) -> Expressed:
             try:
                 config, tensors = in_layout(version, each)
             except Incompatible as error:
-                refusals.setdefault(each, error)
+                # With biases of zero the model may be closer: then what is left differs, not that it has none.
+                refusals[each] = min(refusals.get(each, error), error, key=lambda said: len(_fields(said)))
             else:
                 parameters = list(saved_parameters(version))
                 return Expressed(layout=each, config=config, tensors=tensors, parameters=parameters)
     learned = getattr(model.config, "positions", None) == "learned"
     first = refusals.get("gpt2" if learned else "llama") or next(iter(refusals.values()), None)
-    near = [error for error in refusals.values() if len(error.metadata.get("fields", "").split(", ")) <= NEAR]
-    differing = [
-        error.message
-        for error in (first, *near)
-        if error is not None and (error is first or "fields" in error.metadata)
-    ]
+    near = [error for error in refusals.values() if 0 < len(_fields(error)) <= NEAR]
+    differing = [error.message for error in (first, *near) if error is not None]
     said = "; ".join(dict.fromkeys(differing)) or f"none is known for a {type(model.config).__name__}"
     raise Incompatible(f"no published layout expresses this model exactly: {said}")
+
+
+def _fields(error: Incompatible) -> list[str]:
+    """The fields by which a config differs; none where all fit, but not the mechanism or its options."""
+    return str(error.metadata["fields"]).split(", ") if "fields" in error.metadata else []
 
 
 def _layouts(config: type[Any]) -> list[str]:

@@ -194,8 +194,9 @@ def _of_blocks(
         return None
     if verdicts[0].remark is not None and stored in FP8_FORMATS:
         packing.kept[stored] = verdicts[0].remark
-    packed: nn.Module = verdicts[0].kernel.pack_rows([matrix.blocks for matrix in matrices], _bias_of(layers))
-    return packed
+    kernel, blocks, bias = verdicts[0].kernel, [matrix.blocks for matrix in matrices], _bias_of(layers)
+    packed: nn.Module | None = kernel.pack_rows(blocks, bias)
+    return kernel.pack(torch.cat(blocks) if len(blocks) > 1 else blocks[0], bias) if packed is None else packed
 
 
 def _side_by_side(packed: Sequence[nn.Module]) -> nn.Module:
