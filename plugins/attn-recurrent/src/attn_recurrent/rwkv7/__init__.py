@@ -21,10 +21,9 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.checks import require_number, require_whole
-from attn_core.errors import InvalidValue
+from attn_core.checks import require_whole
 
-from attn_recurrent.rwkv7.config import Rwkv7ModelConfig
+from attn_recurrent.rwkv7.config import Rwkv7Config, Rwkv7ModelConfig
 
 if TYPE_CHECKING:
     from attn_recurrent.rwkv7.layer import ChannelMixLayer, Rwkv7Layer
@@ -33,30 +32,6 @@ RWKV7 = Paper(
     title='RWKV-7 "Goose" with Expressive Dynamic State Evolution', authors="Peng et al.", year=2025, arxiv="2503.14456"
 )
 ABLE = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
-LARGEST_CHUNK = 64
-"""Within more tokens, the inverse of the fastest decay would leave the range of 32-bit numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rwkv7Config(MechanismConfig):
-    """`decay_rank`, `rate_rank` and `gate_rank` are the inner sizes of the networks that compute decays, rates of
-    learning and gates. `norm_eps` is that of the norm of a head; `chunk` only changes the speed.
-    """
-
-    decay_rank: int = 64
-    rate_rank: int = 64
-    gate_rank: int = 128
-    norm_eps: float = 64e-5
-    chunk: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("decay_rank", "rate_rank", "gate_rank"):
-            require_whole(name, getattr(self, name), ge=1)
-        require_whole("chunk", self.chunk, ge=1, le=LARGEST_CHUNK, unit="tokens")
-        require_number("norm_eps", self.norm_eps, gt=0)
-        if self.hidden_size % self.num_heads:
-            raise InvalidValue.of("num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}")
 
 
 class Rwkv7(ComputedMechanism):

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize, relu
 from attn_recurrent.sequences import by_heads, in_chunks, pieces, refuse_source
 
 if TYPE_CHECKING:
-    from attn_recurrent.rwkv7 import Rwkv7Config
+    from attn_recurrent.rwkv7.config import Rwkv7Config
 
 FASTEST = math.exp(-0.5)
 """Log decays are between 0 and minus this."""
