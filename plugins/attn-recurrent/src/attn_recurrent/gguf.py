@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_core.errors import Incompatible
-from attn_models.weights.gguf_architectures import Part, Placement, layer_count
+from attn_models.weights.gguf_architectures import Part, Placement, count_or, layer_count
 from attn_models.weights.gguf_families import EXPERTS, TURNED, GgufFamily, Keys, experts, first_tensor
 from attn_models.weights.gguf_reader import GgufHeader
 
@@ -42,9 +42,9 @@ def _qwen35(header: GgufHeader) -> Keys:
     name = header.text("general.architecture")
     values, inner = header.count(f"{name}.ssm.time_step_rank"), header.count(f"{name}.ssm.inner_size")
     listed = header.metadata.get(f"{name}.attention.recurrent_layers")
-    period = header.metadata.get(f"{name}.full_attention_interval", 4)
+    period = count_or(header, f"{name}.full_attention_interval", 4)
     if not isinstance(listed, tuple):
-        listed = tuple((layer + 1) % int(period) != 0 for layer in range(layer_count(header)))
+        listed = tuple((layer + 1) % period != 0 for layer in range(layer_count(header)))
     if inner % values:
         raise Incompatible(f"{header.path}: a state of {inner} values for {values} heads", path=header.path)
     return {

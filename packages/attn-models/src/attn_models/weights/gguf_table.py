@@ -134,8 +134,11 @@ def _output_bias(header: GgufHeader) -> Keys:
 def _exaone4(header: GgufHeader) -> Keys:
     """Windows, as the file lists them; llama.cpp's period is 4 where it does not."""
     window, layers = window_of(header, "exaone4.attention.sliding_window"), layer_count(header)
-    pattern = header.metadata.get("exaone4.attention.sliding_window_pattern", 4)
-    listed = pattern if isinstance(pattern, tuple) else [(layer + 1) % int(pattern) != 0 for layer in range(layers)]
+    key = "exaone4.attention.sliding_window_pattern"
+    listed = header.metadata.get(key)
+    if not isinstance(listed, tuple):
+        period = count_or(header, key, 4)
+        listed = tuple((layer + 1) % period != 0 for layer in range(layers))
     kinds = [SLIDING if windowed and window else FULL for windowed in listed]
     return {"sliding_window": window, "layer_types": kinds}
 
