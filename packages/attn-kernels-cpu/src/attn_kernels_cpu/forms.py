@@ -19,8 +19,8 @@ class Form:
     such layers are split into: one (rounded), three (exact), or 0 without tiles.
 
     `scale_bytes` is the size of the scales of an output per `group` inputs; `block` is the size of these inputs as
-    stored in a file, 0 if weights come as floats. `widened` is whether weights in blocks are widened to float32 as they
-    are read, without rounding inputs.
+    stored in a file, 0 if weights come as floats. `int16` is whether inputs of weights in blocks are rounded
+    to int16, else to int8.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Form:
     scale_bytes: int = 0
     group: int = 32
     block: int = 0
-    widened: bool = False
+    int16: bool = False
 
     def size(self, outputs: int, inputs: int) -> int:
         """The size of weights [outputs, inputs] in bytes."""
@@ -52,9 +52,9 @@ class Form:
 def _in_blocks(
     name: str, number: int, weight_bytes: float, *, scale_bytes: int, block: int, group: int = 32
 ) -> dict[str, Form]:
-    """The two layouts of a block format: with inputs rounded to int8, and with inputs in float32 (`_widened`)."""
+    """The two layouts of a block format: with inputs rounded to int8, and to int16 (`_int16`)."""
     rounded = Form(number=number, bytes=weight_bytes, scale_bytes=scale_bytes, block=block, group=group)
-    return {name: rounded, f"{name}_widened": replace(rounded, widened=True)}
+    return {name: rounded, f"{name}_int16": replace(rounded, int16=True)}
 
 
 FORMS = {

@@ -30,7 +30,7 @@ class LinearStruct(ctypes.Structure):
         ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
         ("parts", ctypes.c_int32),
-        ("widened", ctypes.c_int32),
+        ("int16", ctypes.c_int32),
         ("weights", ADDRESS),
         ("scales", ADDRESS),
         ("steps", ADDRESS),

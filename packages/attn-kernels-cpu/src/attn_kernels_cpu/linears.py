@@ -169,18 +169,27 @@ class CpuInt4(QuantizedCpuLinear):
     price = 0.22
 
 
+class CpuBlocks(CpuLinear):
+    """Base class of the kernels for weights in blocks."""
+
+    def pack_rows(self, weights: Sequence[Tensor], bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack_rows`; copies none of the matrices before they are packed."""
+        from attn_kernels_cpu.packed import PackedLinear
+
+        return PackedLinear(self.layout, weights, bias)
+
+
 def in_blocks() -> list[LinearKernel]:
-    """Two kernels for each of `BLOCK_FORMATS`: one that widens weights to float32, one that quantizes inputs to
-    int8."""
+    """Two kernels for each of `BLOCK_FORMATS`: one that rounds inputs to int16, one that rounds them to int8."""
     found: list[LinearKernel] = []
     for form, bits in BLOCK_FORMATS.items():
         base = {"weights": form, "sizes": {"inputs": MultipleOf(FORMS[form].group), "outputs": Anything()}}
-        widened = {
-            "name": f"cpu_{form}_widened",
-            "summary": f"{form} weights without requantization, {bits} bits each, multiplied in float32 in C++",
-            "layout": f"{form}_widened",
+        int16 = {
+            "name": f"cpu_{form}_int16",
+            "summary": f"{form} weights without requantization, {bits} bits each, inputs as int16, in C++",
+            "layout": f"{form}_int16",
             "float32": True,
-            "price": 0.35,
+            "price": 0.25,
         }
         rounded = {
             "name": f"cpu_{form}",
@@ -189,7 +198,7 @@ def in_blocks() -> list[LinearKernel]:
             "price": 0.22,
         }
         found += [
-            type(f"CpuBlocks{form.title()}", (CpuLinear,), base | attributes)() for attributes in (widened, rounded)
+            type(f"CpuBlocks{form.title()}", (CpuBlocks,), base | attributes)() for attributes in (int16, rounded)
         ]
     return found
 

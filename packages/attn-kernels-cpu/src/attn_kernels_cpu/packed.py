@@ -10,7 +10,7 @@ import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_kernels_cpu.forms import FORMS
+from attn_kernels_cpu.forms import FORMS, PANEL, Form
 from attn_kernels_cpu.library import LinearStruct, library
 from attn_kernels_cpu.pages import LargePages
 
@@ -26,9 +26,9 @@ _PAGES = LargePages()
 class PackedLinear(nn.Module):
     """A linear layer from [..., inputs] to [..., outputs], in the dtype of the inputs, with packed weights.
 
-    Inputs are multiplied in float32, as sums of bfloat16 numbers, or as int8 with a scale per 32 inputs of a row, see
-    `FORMS`; for block formats, `weight` is uint8 [outputs, bytes of a row]. Each output is summed in one fixed order,
-    so results are batch-invariant, bit for bit.
+    Inputs are multiplied in float32, as sums of bfloat16 numbers, or as integers with a scale per 32 inputs, see
+    `FORMS`; for block formats, `weight` is uint8 [outputs, bytes of a row], or several such matrices one below another.
+    Each output is summed in one fixed order, so results are batch-invariant, bit for bit.
     """
 
     weights: Tensor
@@ -36,15 +36,21 @@ class PackedLinear(nn.Module):
     steps: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, form: str, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, form: str, weight: Tensor | Sequence[Tensor], bias: Tensor | None) -> None:
         super().__init__()
         self.form = form
         self.attention = FORMS[form].attention
         layout = FORMS[form]
-        self.outputs, self.inputs = weight.shape[0], layout.inputs_of(weight.shape[1])
-        if layout.block and (weight.dtype != torch.uint8 or weight.shape[1] % layout.block):
-            given = f"{weight.dtype} {tuple(weight.shape)}"
-            raise InvalidValue.of("weight", given, f"torch.uint8 [outputs, a multiple of {layout.block}] for {form}")
+        parts = [weight] if isinstance(weight, Tensor) else list(weight)
+        if any(len(part) % PANEL for part in parts[:-1]):
+            parts = [torch.cat(parts)]
+        self.outputs, self.inputs = sum(map(len, parts)), layout.inputs_of(parts[0].shape[1])
+        for part in parts:
+            if layout.block and (part.dtype != torch.uint8 or part.shape[1] % layout.block):
+                given = f"{part.dtype} {tuple(part.shape)}"
+                raise InvalidValue.of(
+                    "weight", given, f"torch.uint8 [outputs, a multiple of {layout.block}] for {form}"
+                )
         padded = layout.padded(self.outputs)
         self.register_buffer("weights", _PAGES.room(layout.size(self.outputs, self.inputs)), persistent=False)
         kept = padded * self.inputs // layout.group * layout.scale_bytes
@@ -57,16 +63,28 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", room, persistent=False)
         self._library = library()
         addresses = map(_address, (self.weights, self.scales, self.steps, room))
-        sizes = layout.number, self.inputs, self.outputs, layout.parts, layout.widened
-        self._struct = LinearStruct(*sizes, *addresses)
+        self._struct = LinearStruct(layout.number, self.inputs, self.outputs, layout.parts, layout.int16, *addresses)
         self.address = ctypes.addressof(self._struct)
-        source = weight.detach()
-        if layout.source is not None:
-            source = source.to(getattr(torch, layout.source))
-        elif not layout.block and source.dtype != torch.bfloat16:
-            source = source.float()
-        source = source.contiguous()
-        self._library.attn_pack(source.data_ptr(), SOURCES[source.dtype], self.address, torch.get_num_threads())
+        self._pack(layout, parts)
+
+    def _pack(self, layout: Form, parts: Sequence[Tensor]) -> None:
+        """Pack the rows of matrices one below another; all but the last have whole panels, and come in blocks."""
+        first = 0
+        for part in parts:
+            source = part.detach()
+            if layout.source is not None:
+                source = source.to(getattr(torch, layout.source))
+            elif not layout.block and source.dtype != torch.bfloat16:
+                source = source.float()
+            source = source.contiguous()
+            below = LinearStruct.from_buffer_copy(self._struct)
+            below.outputs = len(part)
+            if first:
+                below.weights += layout.size(first, self.inputs)
+                below.scales += first * self.inputs // layout.group * layout.scale_bytes
+            pointer = ctypes.addressof(below)
+            self._library.attn_pack(source.data_ptr(), SOURCES[source.dtype], pointer, torch.get_num_threads())
+            first += len(part)
 
     @classmethod
     def joined(cls, packed: Sequence[PackedLinear]) -> PackedLinear:
@@ -82,7 +100,7 @@ class PackedLinear(nn.Module):
         self.outputs, self.inputs = sum(part.outputs for part in packed), packed[0].inputs
         self.attention, self._library = 0, library()
         self._addresses = (ctypes.c_void_p * len(packed))(*(part.address for part in packed))
-        sizes = JOINED, self.inputs, self.outputs, len(packed), False
+        sizes = JOINED, self.inputs, self.outputs, len(packed), 0
         self._struct = LinearStruct(*sizes, ctypes.addressof(self._addresses), None, None, None)
         self.address = ctypes.addressof(self._struct)
 

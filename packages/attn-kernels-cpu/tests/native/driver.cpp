@@ -42,9 +42,9 @@ struct Layers {
 
 static void put(const void* at, size_t bytes) { fwrite(at, 1, bytes, stdout); }
 
-static void products(int format, bool widened = false) {
+static void products(int format, bool int16 = false) {
   Layers layer(format, 83, 96);
-  layer.linear.widened = widened;
+  layer.linear.int16 = int16;
   for (int rows : {1, 2, 3, 5, 13}) {
     std::vector<float> x = numbers(rows * 96, 3.0f), out(rows * 83);
     std::vector<int64_t> places(rows);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, Incompatible, UnknownName
 from attn_models.loading import load_model
-from attn_models.sources import ModelStore, Step, convert, is_complete
+from attn_models.sources import ModelStore, Step, convert, gguf_files, is_complete
 from attn_models.sources.gguf_files import folder_of_gguf
 from attn_models.weights.manifest import read_manifest
 
@@ -81,6 +82,27 @@ def test_a_file_is_converted_once_until_its_bytes_change(tiny_llama, quantised_l
     assert steps == []
     file.write_bytes(quantised_llama.path.read_bytes())
     assert folder_of_gguf(file, tmp_path) != first
+
+
+def test_a_known_file_is_not_read_again_unless_it_may_have_changed(tiny_llama, tmp_path: Path, monkeypatch) -> None:
+    read: list[Path] = []
+    hashed = gguf_files.file_sha256
+    monkeypatch.setattr(gguf_files, "file_sha256", lambda path: (read.append(path), hashed(path))[1])
+    file = tmp_path / "model.gguf"
+    file.write_bytes(tiny_llama.path.read_bytes())
+
+    def opened() -> int:
+        read.clear()
+        assert folder_of_gguf(file, tmp_path) == first
+        return len(read)
+
+    first = folder_of_gguf(file, tmp_path)
+    assert opened() == 1  # it has just been written
+    for changed in (1e9, 1.1e9):
+        os.utime(file, (changed, changed))
+        assert [opened(), opened()] == [1, 0]
+    (first / "model.safetensors").unlink()
+    assert [opened(), opened()] == [1, 0]
 
 
 def test_what_is_left_of_a_folder_is_made_again(tiny_llama, tmp_path: Path) -> None:

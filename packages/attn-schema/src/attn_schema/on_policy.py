@@ -25,8 +25,7 @@ class OnPolicyConfig(Checked, frozen=True, kw_only=True):
     """
 
     reward_funcs: Annotated[
-        tuple[str, ...],
-        _sampled("Rewards of completions by name, added up; see `attn list rewards`.", metavar="NAME"),
+        tuple[str, ...], _sampled("Rewards of completions by name, added up; see `attn list rewards`.", metavar="NAME")
     ] = ()
     reward_weights: Annotated[tuple[float, ...], _sampled("Weight of each reward; 1 if not given.")] = ()
     num_generations: Annotated[

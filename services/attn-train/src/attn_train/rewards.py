@@ -37,10 +37,7 @@ class Scored:
 
     def __getitem__(self, place: int) -> Scored:
         """Return one completion alone."""
-        one = slice(place, place + 1)
-        return Scored(
-            self.prompts[one], self.places[one], self.columns[one], self.completions[one], self.completion_ids[one]
-        )
+        return Scored(**{name: values[place : place + 1] for name, values in vars(self).items()})
 
 
 class RewardFunction:
@@ -127,10 +124,8 @@ class Rewards:
             sum(weight * (value or 0.0) for weight, value in zip(self._weights, values, strict=True))
             for values in zip(*found, strict=True)
         ]
-        applied = [[value for value in values if value is not None] for values in found]
-        means = {
-            function.name: sum(values) / len(values)
-            for function, values in zip(self.functions, applied, strict=True)
-            if values
-        }
+        means: dict[str, float] = {}
+        for function, given in zip(self.functions, found, strict=True):
+            applied = [value for value in given if value is not None]
+            means |= {function.name: sum(applied) / len(applied)} if applied else {}
         return sums, means

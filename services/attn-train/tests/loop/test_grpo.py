@@ -36,7 +36,7 @@ from attn_train.rewards import RewardFailed
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.grpo import prompt_dataset
 from attn_train.tasks.on_policy import Tempered
-from attn_train.tasks.policy_losses import Policies, grpo_loss
+from attn_train.tasks.policy_losses import grpo_loss
 from attn_train.trainer import Trainer
 from small_tasks import DECODER
 
@@ -312,8 +312,8 @@ def test_an_unknown_reward_is_named_beside_those_that_exist():
 
 def test_the_ratio_is_one_and_the_gradient_that_of_the_policy_where_nothing_has_moved():
     logs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    given = Policies(logs, logs.detach(), None, torch.tensor([2.0, -1.0]), torch.tensor([0, 0, 1]))
-    loss, measured = grpo_loss(given, OnPolicyConfig(loss_type="grpo"))
+    advantages, rows = torch.tensor([2.0, -1.0]), torch.tensor([0, 0, 1])
+    loss, measured = grpo_loss((logs, logs.detach(), None), advantages, rows, OnPolicyConfig(loss_type="grpo"))
     loss.backward()
     assert loss.item() == -0.5
     assert measured["clip_ratio"] == 0

@@ -286,6 +286,16 @@ def test_rows_of_packed_samples_are_as_many_rows(tmp_path):
         assert [(chat.inputs, chat.targets) for chat in found] == [((5,), (6,)), ((7,), (8,))]
 
 
+def test_rows_of_tokens_that_never_end_are_counted(tmp_path):
+    tokenizer, reading = speaker(CALLING), Reading()
+    (end,) = tokenizer.end_ids
+    found = rows(
+        tmp_path / "a.jsonl", {"input_ids": [1, 2, end]}, {"input_ids": [1, end, 2], "labels": [-100, -100, 2]}
+    )
+    assert len(list(read_chats(found, tokenizer, reading))) == 2
+    assert dict(reading.dropped) == {"in which no learned token ends an answer": 1}
+
+
 def test_objects_of_a_table_have_the_keys_that_were_written(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

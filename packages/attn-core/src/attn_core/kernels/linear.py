@@ -57,8 +57,8 @@ class LinearProblem(Problem):
 
     `weights` is the format, of `WEIGHT_FORMATS` or `STORED_FORMATS`; `inputs` and `outputs` are sizes in elements;
     `dtype` is the type of the weights as they are given. `exact` requires that a row has bitwise the same result in a
-    batch of any size, `float32` that inputs and sums are float32 throughout, `weight_only` that only weights are in
-    FP8, not inputs.
+    batch of any size, `float32` that sums are float32 throughout and inputs keep sixteen bits beside their neighbours,
+    `weight_only` that only weights are in FP8, not inputs.
     """
 
     operation: ClassVar[str] = "linear"
@@ -75,10 +75,10 @@ class LinearKernel(Kernel[LinearProblem]):
     """An implementation of packing weights in a format and multiplying rows by them.
 
     Each row of a product depends only on its own row of inputs, however many rows are computed together, except for
-    rounding; `exact` says that rounding does not differ either. `float32` says that inputs and sums are float32
-    throughout, so that weights in a stored format lose no precision; `weight_only`, for FP8 formats, that inputs keep
-    16 bits. `accepts` follows from these, from `devices`, the types of devices, and from `sizes`, conditions on inputs
-    and outputs.
+    rounding; `exact` says that rounding does not differ either. `float32` says that sums are float32 throughout and
+    that inputs are, too, or, for weights in blocks, keep at least 14 bits of the largest of 32; `weight_only`, for FP8
+    formats, that inputs keep 16 bits. `accepts` follows from these, from `devices`, the types of devices, and from
+    `sizes`, conditions on inputs and outputs.
     """
 
     problem: ClassVar[type[Problem]] = LinearProblem
@@ -110,6 +110,11 @@ class LinearKernel(Kernel[LinearProblem]):
         """Build a module from [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs],
         or uint8 [outputs, bytes of a row] of a stored format."""
 
+    def pack_rows(self, weights: Sequence[Tensor], bias: Tensor | None) -> Any | None:
+        """Like `pack`, for the rows of several matrices one below another, which are not copied first; None if this is
+        not supported."""
+        return None
+
     def join(self, packed: Sequence[Any]) -> Any | None:
         """Join modules from `pack`, of the same input, into one with their concatenated outputs; None if this is not
         supported."""
@@ -120,8 +125,8 @@ def linear_problem(form: str, sizes: tuple[int, int], *, quantization: str, dtyp
     """The problem of a linear layer of `sizes` (outputs, inputs) in the weight format `form`, in a model that computes
     in `dtype` and is packed with the option `quantization`.
 
-    With `auto`, and for stored formats that are kept as they are, results must be `exact`, and inputs and sums float32
-    throughout if the model computes in float32. Inputs are rounded to FP8 only for the option `fp8`, not because
+    With `auto`, and for stored formats that are kept as they are, results must be `exact`, and as `float32` says if the
+    model computes in float32. Inputs are rounded to FP8 only for the option `fp8`, not because
     weights are stored in FP8.
     """
     exact = quantization == "auto" or (form in STORED_FORMATS and quantization not in MOST_BITS)

@@ -1,12 +1,11 @@
-// Attention of all new tokens of a batch, distributed to threads: neighbouring tokens of a request in tiles, others
-// singly.
+// Attention of all new tokens of a batch, distributed to threads: neighbouring tokens of a request in tiles.
 #pragma once
 #include "attend_tile.hpp"
 #ifdef TILE_REGISTERS
 #include "attend_amx.hpp"
 #endif
 
-constexpr int MIN_TOKENS = 4;            // the fewest neighbours for which transposing keys pays
+constexpr int MIN_TOKENS = 4;            // with AMX: the fewest tokens of a tile, below which each is computed alone
 constexpr int MAX_TOKENS = 32;           // the most tokens of a tile
 constexpr int MAX_TOKENS_AMX = 128;      // the same with AMX
 constexpr int MAX_WEIGHTS = 128 * 1024;  // the most floats of a tile's weights, to stay in the L2 cache
@@ -48,13 +47,13 @@ static std::vector<Tile> tiles_of(const Attention& a) {
   std::vector<Tile> tiles;
   for (int t = 0; t < tokens;) {
     const int keys = seen.count[t] + MAX_TOKENS + 32;
-    int last = t + 1, most = std::max(MIN_TOKENS, std::min(MAX_TOKENS, MAX_WEIGHTS / (queries * keys)));
+    int last = t + 1, most = std::max(1, std::min(MAX_TOKENS, MAX_WEIGHTS / (queries * keys)));
     if (a.parts) most = MAX_TOKENS_AMX;
     for (; last < tokens && last - t < most; last++) {
       int64_t moved = seen.start[last] - seen.start[last - 1];
       if ((moved != 0 && (moved != 1 || a.parts)) || moved + seen.count[last] != seen.count[last - 1] + 1) break;
     }
-    if (last - t < MIN_TOKENS) last = t + 1;
+    if (a.parts && last - t < MIN_TOKENS) last = t + 1;
     tiles.push_back({t, last - t});
     t = last;
   }
@@ -118,11 +117,7 @@ static void attend_some(const Attention& a, Tile tile, int shared) {
   if (a.parts == 1) return attend_in_tiles<1, Element>(a, tile, shared);
   if (a.parts == 3) return attend_in_tiles<3, Element>(a, tile, shared);
 #endif
-  if (tile.tokens > 1) return attend_tile<Element>(a, tile, shared);
-  static thread_local std::vector<float> room;
-  int queries = a.group(), t = tile.token, head = shared * queries;
-  attend_group<Element>(a.query(t, head), a.key, a.value, shared, queries, a.seen.numbers + a.seen.start[t],
-                        a.seen.count[t], a.heads.size, a.scale, room, a.out(t, head));
+  attend_tile<Element>(a, tile, shared);
 }
 
 // The work of one thread of a team; with AMX its tile registers must be configured.

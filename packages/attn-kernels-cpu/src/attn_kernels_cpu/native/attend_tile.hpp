@@ -1,6 +1,8 @@
-// Attention of neighbouring new tokens of a request: keys are transposed once and values read once for many rows.
-// Each row uses the same sums in the same order as attend.hpp, so both give the same bits.
+// Attention of the queries that share keys and values, of one or more neighbouring new tokens of a request: keys are
+// transposed once and values read once for many rows. A row has the same sums in the same order alone and among others.
 #pragma once
+#include <type_traits>
+
 #include "attend.hpp"
 
 // Transposes sixteen cached keys [16, size] into `transposed` [size, 16]; the last of `here` keys is repeated.
@@ -15,49 +17,22 @@ static inline void transpose_keys(const Element* keys, int64_t row, const int64_
   }
 }
 
-// Partial sums of ROWS queries with sixteen keys, equal to lane `lane` of the sums in `scores_of` for each key.
-template <int ROWS>
-static inline void lane_sums(const float* queries, const float* transposed, int lane, int size, Floats sums[ROWS]) {
-  for (int r = 0; r < ROWS; r++) sums[r] = all(0.0f);
-  for (int d = lane; d < size; d += 16) {
-    Floats key = load16(transposed + d * 16);
-    for (int r = 0; r < ROWS; r++) sums[r] = fmadd(all(queries[r * size + d]), key, sums[r]);
-  }
-}
-
-template <int ROWS>
-static inline void added(Floats to[ROWS], const Floats other[ROWS]) {
-  for (int r = 0; r < ROWS; r++) to[r] = to[r] + other[r];
-}
-
-// Partial sums of lanes 4 q to 4 q + 3, added in the order of `sums16`.
-template <int ROWS>
-static inline void quarter(const float* queries, const float* transposed, int q, int size, Floats sums[ROWS]) {
-  Floats other[ROWS], last[ROWS];
-  lane_sums<ROWS>(queries, transposed, 4 * q, size, sums);
-  lane_sums<ROWS>(queries, transposed, 4 * q + 2, size, other);
-  added<ROWS>(sums, other);
-  lane_sums<ROWS>(queries, transposed, 4 * q + 1, size, other);
-  lane_sums<ROWS>(queries, transposed, 4 * q + 3, size, last);
-  added<ROWS>(other, last);
-  added<ROWS>(sums, other);
-}
-
-template <int ROWS>
-static inline void half_of_lanes(const float* queries, const float* transposed, int half, int size, Floats sums[ROWS]) {
-  Floats other[ROWS];
-  quarter<ROWS>(queries, transposed, 2 * half, size, sums);
-  quarter<ROWS>(queries, transposed, 2 * half + 1, size, other);
-  added<ROWS>(sums, other);
-}
-
-template <int ROWS>
+// Scores of ROWS queries with PANELS times sixteen keys. Each is one chain of sums over the elements of a head.
+template <int ROWS, int PANELS>
 static inline void score_rows(const float* queries, const float* transposed, int size, float scale, float* out, int stride) {
-  Floats sums[ROWS], other[ROWS], factor = all(scale);
-  half_of_lanes<ROWS>(queries, transposed, 0, size, sums);
-  half_of_lanes<ROWS>(queries, transposed, 1, size, other);
-  added<ROWS>(sums, other);
-  for (int r = 0; r < ROWS; r++) store16(out + (size_t)r * stride, sums[r] * factor);
+  Floats sums[ROWS][PANELS];
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) sums[r][p] = all(0.0f);
+  for (int d = 0; d < size; d++) {
+    Floats key[PANELS];
+    for (int p = 0; p < PANELS; p++) key[p] = load16(transposed + (p * size + d) * 16);
+    for (int r = 0; r < ROWS; r++) {
+      const Floats query = all(queries[r * size + d]);
+      for (int p = 0; p < PANELS; p++) sums[r][p] = fmadd(query, key[p], sums[r][p]);
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) store16(out + (size_t)r * stride + p * 16, sums[r][p] * all(scale));
 }
 
 // Adds values `first` to `last` - 1 times the weights of ROWS rows to `out` [ROWS, size].
@@ -131,19 +106,26 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
                         float scale, TileRoom& room) {
   const Element* keys = (const Element*)key.at + shared * key.head;
   const Element* values = (const Element*)value.at + shared * value.head;
-  int rows = room.spans.size(), stride = (count + 15) / 16 * 16 + 16;  // the last sixteen of a row may exceed the tile
+  constexpr int PANELS = Shape::MIXED_PANELS, KEYS = PANELS * 16;
+  int rows = room.spans.size(), stride = (count + KEYS - 1) / KEYS * KEYS + 16;  // the last sixteen of a row may exceed the tile
   room.weights.resize((size_t)rows * stride);
-  room.transposed.resize(size * 16);
+  room.transposed.resize(size * KEYS);
   room.out.assign((size_t)rows * size, 0.0f);
   float* weights = room.weights.data();
-  for (int j = 0; j < count; j += 16) {
-    transpose_keys(keys, key.row, numbers + j, std::min(16, count - j), size, room.transposed.data());
+  for (int j = 0; j < count; j += KEYS) {
+    for (int p = 0; p < PANELS; p++) {
+      const int first = std::min(j + p * 16, count - 1);
+      transpose_keys(keys, key.row, numbers + first, std::min(16, count - first), size, room.transposed.data() + p * size * 16);
+    }
+    auto score = [&](auto many, int r) {
+      constexpr int ROWS = decltype(many)::value;
+      if (j >= room.spans[r + ROWS - 1].last) return;
+      score_rows<ROWS, PANELS>(room.queries.data() + r * size, room.transposed.data(), size, scale, weights + (size_t)r * stride + j, stride);
+    };
     int r = 0;
-    for (; r + 4 <= rows; r += 4)
-      if (j < room.spans[r + 3].last)
-        score_rows<4>(room.queries.data() + r * size, room.transposed.data(), size, scale, weights + (size_t)r * stride + j, stride);
-    for (; r < rows; r++)
-      score_rows<1>(room.queries.data() + r * size, room.transposed.data(), size, scale, weights + (size_t)r * stride + j, stride);
+    for (; r + Shape::MIXED_ROWS <= rows; r += Shape::MIXED_ROWS) score(std::integral_constant<int, Shape::MIXED_ROWS>(), r);
+    for (; r + 4 <= rows; r += 4) score(std::integral_constant<int, 4>(), r);
+    for (; r < rows; r++) score(std::integral_constant<int, 1>(), r);
   }
   for (int r = 0; r < rows; r++)
     softmax_row(weights + (size_t)r * stride + room.spans[r].first, room.spans[r].last - room.spans[r].first);

@@ -7,8 +7,10 @@
 #pragma once
 #include "tiles.hpp"
 
-// For tile functions, which must not be inlined: they are large and have many callers.
+// For tile functions, which must not be inlined: they are large and have many callers. What they call must be, so that
+// sums stay in registers.
 #define SHARED_CODE __attribute__((noinline))
+#define IN_PLACE static inline __attribute__((always_inline))
 
 struct Scales {
   Floats step, least;
@@ -41,9 +43,10 @@ struct SixBits {
 };
 
 // The scales of a format: for every `SHARED` inputs a panel stores `SCALES` 16-bit words, from which `scales` computes
-// step and minimum of half `half` of group `group`. `DEEP` is whether the two halves of a group differ.
+// step and minimum of half `half` of group `group`. `DEEP` is whether the two halves of a group differ, `ZERO` the code of the
+// weight 0 where it is the same for all, else 0.
 struct OfQ4_1 : FourBits {
-  static constexpr int SHARED = 32, SCALES = 32;
+  static constexpr int SHARED = 32, SCALES = 32, ZERO = 0;
   static constexpr bool DEEP = false;
   static Scales scales(const uint16_t* at, int group, int) {
     return {load_halves(at + group * SCALES), load_halves(at + group * SCALES + 16)};
@@ -51,7 +54,7 @@ struct OfQ4_1 : FourBits {
 };
 
 struct OfQ4_0 : FourBits {
-  static constexpr int SHARED = 32, SCALES = 16;
+  static constexpr int SHARED = 32, SCALES = 16, ZERO = 8;
   static constexpr bool DEEP = false;
   static Scales scales(const uint16_t* at, int group, int) {
     Floats step = load_halves(at + group * SCALES);
@@ -60,7 +63,7 @@ struct OfQ4_0 : FourBits {
 };
 
 struct OfQ8_0 : EightBits {
-  static constexpr int SHARED = 32, SCALES = 16;
+  static constexpr int SHARED = 32, SCALES = 16, ZERO = 128;
   static constexpr bool DEEP = false;
   static Scales scales(const uint16_t* at, int group, int) {
     Floats step = load_halves(at + group * SCALES);
@@ -70,7 +73,7 @@ struct OfQ8_0 : EightBits {
 
 // Two float16 factors, then for each of eight groups an integer multiple of each.
 struct OfQ4_K : FourBits {
-  static constexpr int SHARED = 256, SCALES = 160;
+  static constexpr int SHARED = 256, SCALES = 160, ZERO = 0;
   static constexpr bool DEEP = false;
   static Scales scales(const uint16_t* at, int group, int) {
     at += group / 8 * SCALES;
@@ -82,7 +85,7 @@ struct OfQ4_K : FourBits {
 
 // A float16 factor, then for each of sixteen half groups a signed integer multiple of it.
 struct OfQ6_K : SixBits {
-  static constexpr int SHARED = 256, SCALES = 144;
+  static constexpr int SHARED = 256, SCALES = 144, ZERO = 32;
   static constexpr bool DEEP = true;
   static Scales scales(const uint16_t* at, int group, int half) {
     at += group / 8 * SCALES;
@@ -94,7 +97,7 @@ struct OfQ6_K : SixBits {
 
 // A float16 step and the zero point, a code.
 struct OfInt4Zeros : FourBits {
-  static constexpr int SHARED = 32, SCALES = 24;
+  static constexpr int SHARED = 32, SCALES = 24, ZERO = 0;
   static constexpr bool DEEP = false;
   static Scales scales(const uint16_t* at, int group, int) {
     at += group * SCALES;

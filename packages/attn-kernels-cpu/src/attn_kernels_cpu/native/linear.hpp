@@ -2,7 +2,7 @@
 #pragma once
 #include <omp.h>
 
-#include "codes.hpp"
+#include "int16.hpp"
 #ifdef TILE_REGISTERS
 #include "amx.hpp"
 #endif
@@ -48,25 +48,14 @@ struct ByteTiles : NibbleTiles<Of> {
 };
 
 template <class Of>
-struct WidenedTiles {
-  using Input = CodedInputs;
+struct Int16Tiles {
+  using Input = Int16Rows;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
-    widened_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
-  }
-  static constexpr int MANY = Shape::FLOAT_ROWS;
-};
-
-template <class Of>
-struct CodedTiles {
-  using Input = CodedInputs;
-  using Blocks = Of;
-  template <int ROWS, int PANELS>
-  static void run(const Linear& l, Input x, int row, int panel, Into to) {
-    coded_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
+    int16_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4, PANELS_OF_ONE = Shape::PANELS_OF_ONE;
+  static constexpr int MANY = Shape::INT_ROWS, BYTES = 2, PANELS_OF_ONE = Shape::INT_PANELS_OF_ONE;
 };
 
 template <class Tiles, int ROWS, int PANELS>
@@ -76,22 +65,10 @@ static void panels_of_block(const Linear& l, typename Tiles::Input x, int row, i
   if constexpr (PANELS > 1) panels_of_block<Tiles, ROWS, (PANELS + 1) / 2>(l, x, row, panel, last, to);
 }
 
-template <class Tiles, class = void>
-struct InBlocks : std::false_type {};
-template <class Tiles>
-struct InBlocks<Tiles, std::void_t<typename Tiles::Blocks>> : std::true_type {};
-
-// Multiplies all rows by a few panels, whose weights stay in the L1 cache. For many rows weights in blocks are first
-// widened to float32 in a buffer; the sums are the same.
+// Multiplies all rows by a few panels, whose weights stay in the L1 or L2 cache.
 template <class Tiles, int PANELS>
 static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, int panel, Into to) {
   int row = 0;
-  if constexpr (InBlocks<Tiles>::value)
-    if (rows > Tiles::MANY) {
-      const Linear wide = widened_panels<typename Tiles::Blocks>(l, panel, PANELS);
-      const Into there = {to.out + panel * 16, to.stride, to.add};
-      return rows_of_panels<WidenedTiles<typename Tiles::Blocks>, PANELS>(wide, x, rows, 0, there);
-    }
   for (; row + Tiles::MANY <= rows; row += Tiles::MANY) Tiles::template run<Tiles::MANY, PANELS>(l, x, row, panel, to);
   for (; row + 4 <= rows; row += 4) Tiles::template run<4, PANELS>(l, x, row, panel, to);
   for (; row + 2 <= rows; row += 2) Tiles::template run<2, PANELS>(l, x, row, panel, to);
@@ -114,20 +91,21 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 }
 
 constexpr int BLOCK = 4;
+constexpr int TASKS = 2;          // tasks of a thread if rows are one part
 constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the L2 cache while all panels are multiplied
 
-// The panels that a thread takes at a time: all of its share if rows are one part, else few, which balances the
-// threads.
+// The panels that a thread takes at a time: few, so that none waits for another's last ones.
 static int share_of(int panels, int parts, int threads) {
-  return parts == 1 ? (panels + threads - 1) / threads : std::min(panels, BLOCK);
+  const int tasks = parts > 1 ? panels : threads * TASKS;
+  return std::max(1, (panels / tasks + BLOCK - 1) / BLOCK) * BLOCK;
 }
 
 template <class Tiles>
 static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into to, int threads) {
-  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / Tiles::MANY) * Tiles::MANY;
+  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / TOGETHER) * TOGETHER;
   int parts = (rows + many - 1) / many, panels = (l.outputs + 15) / 16;
   int share = share_of(panels, parts, threads), shares = (panels + share - 1) / share;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
   for (int task = 0; task < parts * shares; task++) {
     int row = task / shares * many, first = task % shares * share;
     Into there{to.out + row * to.stride, to.stride, to.add};
@@ -163,7 +141,7 @@ static const int32_t* first_halves(const QuantisedRows& x, size_t groups) {
 // Calls `take` with the tile type for a layer in a block format, and with the rows in the form that it needs.
 template <class Of, class Take>
 static void with_tiles_of(const Linear& l, const float* x, int rows, int threads, Take take) {
-  if (l.widened) return take(CodedTiles<Of>(), ordered<Of::FIELD>(l, x, rows, threads));
+  if (l.int16) return take(Int16Tiles<Of>(), rounded_rows<Of>(l, x, rows, threads));
   QuantisedRows all = quantised(l, x, rows, threads);
   if constexpr (Of::DEEP) all.first = first_halves(all, (size_t)rows * l.inputs / GROUP);
   if constexpr (Of::CODE_BYTES == FourBits::CODE_BYTES)

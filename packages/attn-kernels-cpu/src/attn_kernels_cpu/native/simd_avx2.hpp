@@ -137,6 +137,18 @@ static inline void store_bytes(int8_t* at, Ints x) {
   _mm_storeu_si128((__m128i*)at, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
+static inline __m256i as_int16(Ints x) {
+  // The order of each four numbers that `store_int16` needs: 0, 2, 1, 3.
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+  return _mm256_shuffle_epi8(_mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8), order);
+}
+static inline void store_int16(int16_t* at, Ints first, Ints second) {
+  __m256i a = as_int16(first), b = as_int16(second);
+  __m256i low = _mm256_unpacklo_epi32(a, b), high = _mm256_unpackhi_epi32(a, b);
+  _mm256_storeu_si256((__m256i*)at, _mm256_permute2x128_si256(low, high, 0x20));
+  _mm256_storeu_si256((__m256i*)(at + 16), _mm256_permute2x128_si256(low, high, 0x31));
+}
+
 static inline Ints load_ints(const uint8_t* at) {
   return {_mm256_loadu_si256((const __m256i*)at), _mm256_loadu_si256((const __m256i*)(at + 32))};
 }
@@ -159,25 +171,6 @@ static inline Ints load_bytes(const int8_t* at) {
 
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
-
-// The sums of each quarter's lanes of four rows, lane i of a quarter that of row i.
-static inline __m256 sums_of_quarters(__m256 a, __m256 b, __m256 c, __m256 d) {
-  __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-  __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-  __m256d one = _mm256_castps_pd(ab), other = _mm256_castps_pd(cd);
-  return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(one, other)), _mm256_castpd_ps(_mm256_unpackhi_pd(one, other)));
-}
-static inline __m256 sums_of_halves(__m256 first, __m256 second) {
-  return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
-}
-static inline __m256 sums8(const Floats r[8]) {
-  __m256 low = sums_of_halves(sums_of_quarters(r[0].low, r[1].low, r[2].low, r[3].low),
-                              sums_of_quarters(r[4].low, r[5].low, r[6].low, r[7].low));
-  __m256 high = sums_of_halves(sums_of_quarters(r[0].high, r[1].high, r[2].high, r[3].high),
-                               sums_of_quarters(r[4].high, r[5].high, r[6].high, r[7].high));
-  return _mm256_add_ps(low, high);
-}
-static inline Floats sums16(const Floats rows[16]) { return {sums8(rows), sums8(rows + 8)}; }
 
 static inline void transpose8(__m256 rows[8]) {
   __m256 a[8], b[8];
@@ -214,6 +207,10 @@ static inline Fours fours_of(const int8_t* at) {
 }
 
 #ifdef __AVXVNNI__
+static inline Ints add_pairs(Ints sums, Ints codes, Fours inputs) {
+  return {_mm256_dpwssd_avx_epi32(sums.low, codes.low, inputs), _mm256_dpwssd_avx_epi32(sums.high, codes.high, inputs)};
+}
+
 struct ByteWeights {
   __m256i low, high;
 };
@@ -236,6 +233,10 @@ struct ByteSums {
 static inline Ints in_order(Ints x) {
   asm("" : "+x"(x.low), "+x"(x.high));
   return x;
+}
+
+static inline Ints add_pairs(Ints sums, Ints codes, Fours inputs) {
+  return in_order(add_ints(sums, {_mm256_madd_epi16(codes.low, inputs), _mm256_madd_epi16(codes.high, inputs)}));
 }
 
 // Products of two bytes are added in 16 bits, which do not overflow for a magnitude times a signed byte.

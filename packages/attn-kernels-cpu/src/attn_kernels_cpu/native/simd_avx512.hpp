@@ -72,6 +72,15 @@ static inline Ints nearest_ints(Floats x) { return _mm512_cvtps_epi32(x); }
 static inline Floats floats_of(Ints x) { return _mm512_cvtepi32_ps(x); }
 static inline void store_bytes(int8_t* at, Ints x) { _mm_storeu_si128((__m128i*)at, _mm512_cvtsepi32_epi8(x)); }
 
+// Stores two times sixteen numbers as int16, saturated, so that each two neighbours are multiplied by the codes of one
+// word: of each four numbers of both in turn, 0 and 2 of the first, 0 and 2 of the second, 1 and 3 of both.
+static inline void store_int16(int16_t* at, Ints first, Ints second) {
+  const __m512i order = _mm512_set_epi16(31, 29, 15, 13, 30, 28, 14, 12, 27, 25, 11, 9, 26, 24, 10, 8,  //
+                                         23, 21, 7, 5, 22, 20, 6, 4, 19, 17, 3, 1, 18, 16, 2, 0);
+  __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(first)), _mm512_cvtsepi32_epi16(second), 1);
+  _mm512_storeu_si512(at, _mm512_permutexvar_epi16(order, both));
+}
+
 static inline Ints load_ints(const uint8_t* at) { return _mm512_loadu_si512(at); }
 static inline Ints and_ints(Ints a, Ints b) { return _mm512_and_si512(a, b); }
 static inline Ints or_ints(Ints a, Ints b) { return _mm512_or_si512(a, b); }
@@ -88,22 +97,6 @@ static inline Ints load_bytes(const int8_t* at) { return _mm512_cvtepi8_epi32(_m
 
 static inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 static inline float float_of_half(uint16_t x) { return _cvtsh_ss(x); }
-
-// Lane i of the result is the sum of the lanes of rows[i].
-static inline Floats sums16(const Floats rows[16]) {
-  __m512 a[8], b[4], c[2];
-  for (int i = 0; i < 8; i++)
-    a[i] = _mm512_add_ps(_mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]),
-                         _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]));
-  for (int i = 0; i < 4; i++)
-    b[i] = _mm512_add_ps(
-        _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a[2 * i]), _mm512_castps_pd(a[2 * i + 1]))),
-        _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a[2 * i]), _mm512_castps_pd(a[2 * i + 1]))));
-  for (int i = 0; i < 2; i++)
-    c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-}
 
 // Transposes sixteen rows: lane i of row d becomes lane d of row i.
 static inline void transpose16(Floats rows[16]) {
@@ -136,6 +129,9 @@ static inline Fours fours_of(const int8_t* at) {
   std::memcpy(&value, at, 4);
   return _mm512_set1_epi32(value);
 }
+
+// Adds the products of two int16 codes of each of sixteen outputs and the same two int16 inputs.
+static inline Ints add_pairs(Ints sums, Ints codes, Fours inputs) { return _mm512_dpwssd_epi32(sums, codes, inputs); }
 
 // Weights from -128 to 127, stored plus 128.
 using ByteWeights = __m512i;

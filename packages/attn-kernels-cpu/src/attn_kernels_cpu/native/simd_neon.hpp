@@ -132,6 +132,13 @@ static inline void store_bytes(int8_t* at, Ints x) {
   vst1q_s8(at, vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)));
 }
 
+static inline void store_int16(int16_t* at, Ints first, Ints second) {
+  for (int i = 0; i < 4; i++) {
+    int16x4_t a = vqmovn_s32(first.of[i]), b = vqmovn_s32(second.of[i]);
+    vst1q_s16(at + 8 * i, vcombine_s16(vuzp1_s16(a, b), vuzp2_s16(a, b)));
+  }
+}
+
 static inline Ints load_ints(const uint8_t* at) {
   return of_each<Ints>([&](int i) { return vreinterpretq_s32_u8(vld1q_u8(at + 16 * i)); });
 }
@@ -177,19 +184,6 @@ static inline void transpose4(float32x4_t rows[4]) {
   rows[3] = vcombine_f32(vget_high_f32(low.val[1]), vget_high_f32(high.val[1]));
 }
 
-static inline Floats sums16(const Floats rows[16]) {
-  return of_each<Floats>([&](int i) {
-    float32x4_t quarters[4];
-    for (int q = 0; q < 4; q++) {
-      float32x4_t four[4];
-      for (int r = 0; r < 4; r++) four[r] = rows[4 * i + r].of[q];
-      transpose4(four);
-      quarters[q] = vaddq_f32(vaddq_f32(four[0], four[2]), vaddq_f32(four[1], four[3]));
-    }
-    return vaddq_f32(vaddq_f32(quarters[0], quarters[1]), vaddq_f32(quarters[2], quarters[3]));
-  });
-}
-
 static inline void transpose16(Floats rows[16]) {
   Floats transposed[16];
   for (int i = 0; i < 4; i++)
@@ -207,6 +201,15 @@ static inline Fours fours_of(const int8_t* at) {
   int32_t value;
   std::memcpy(&value, at, 4);
   return vreinterpretq_s8_s32(vdupq_n_s32(value));
+}
+
+static inline Ints add_pairs(Ints sums, Ints codes, Fours inputs) {
+  const int16x8_t two = vreinterpretq_s16_s8(inputs);
+  return of_each<Ints>([&](int i) {
+    int16x8_t of = vreinterpretq_s16_s32(codes.of[i]);
+    int32x4_t low = vmull_s16(vget_low_s16(of), vget_low_s16(two)), high = vmull_high_s16(of, two);
+    return vaddq_s32(sums.of[i], vpaddq_s32(low, high));
+  });
 }
 
 struct ByteWeights {

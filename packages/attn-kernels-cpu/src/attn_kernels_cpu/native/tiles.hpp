@@ -7,7 +7,7 @@
 struct Linear {
   int32_t format, inputs, outputs;
   int32_t parts;           // AMX tiles: bfloat16 or int8 numbers that an input is split into; JOINED: number of layers
-  int32_t widened;         // weights in blocks: whether they are widened to float32, and inputs are not rounded
+  int32_t int16;           // weights in blocks: whether inputs are rounded to int16, else to int8
   const void* weights;     // panels of sixteen outputs, see pack.hpp; JOINED: the layers' addresses
   const uint16_t* scales;  // weights in blocks: see blocks.hpp
   const float* steps;      // int8: [outputs rounded up to 16]

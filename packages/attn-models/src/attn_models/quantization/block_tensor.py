@@ -36,6 +36,15 @@ class BlockTensor(Tensor):
         del tensor_contents
         return f"BlockTensor({tuple(self.shape)}, {self.kind.weights})"
 
+    def detach(self) -> BlockTensor:
+        """The same blocks as another tensor; torch's own way would import its distributed tensors, in half a second."""
+        return BlockTensor(self.blocks, self.kind)
+
+    def rows(self, places: Tensor) -> Tensor:
+        """The rows at `places` [...] in float32: [..., inputs]."""
+        found = BlockTensor(self.blocks[places.reshape(-1)], self.kind).plain()
+        return found.view(*places.shape, self.shape[1])
+
     def plain(self) -> Tensor:
         """A copy of the weights in float32 on the device of the blocks; they are dequantized on the CPU."""
         rows = self.blocks.contiguous().cpu().numpy()
@@ -53,8 +62,7 @@ class BlockTensor(Tensor):
         if func is _aten.split_with_sizes.default and args[2:] in ((), (0,)):
             return [cls(part, args[0].kind) for part in args[0].blocks.split(args[1])]
         if func is _aten.embedding.default:
-            found = cls(args[0].blocks[args[1].reshape(-1)], args[0].kind).plain()
-            return found.view(*args[1].shape, args[0].shape[1])
+            return args[0].rows(args[1])
         return func(*tree_map(_plain, args), **tree_map(_plain, kwargs or {}))
 
 
@@ -66,14 +74,11 @@ def _plain(value: Any) -> Any:
     return value.plain() if isinstance(value, BlockTensor) else value
 
 
-def blocks_of(matrices: Sequence[Tensor], bits: Mapping[str, int], most: int) -> BlockTensor | None:
-    """Matrices [outputs, inputs] concatenated along their outputs, in their stored blocks; None if one of them is not
-    in blocks of at most `most` bits per weight (`bits` by format), or if they have different kinds of blocks."""
+def same_blocks(matrices: Sequence[Tensor], bits: Mapping[str, int], most: int) -> list[BlockTensor]:
+    """The matrices if all are in the same kind of blocks of at most `most` bits per weight (`bits` by format), else
+    none."""
     kept = [matrix for matrix in matrices if isinstance(matrix, BlockTensor) and bits[matrix.kind.weights] <= most]
-    if len(kept) < len(matrices) or len({matrix.kind.weights for matrix in kept}) > 1:
-        return None
-    whole = torch.cat([matrix.blocks for matrix in kept]) if len(kept) > 1 else kept[0].blocks
-    return BlockTensor(whole, kept[0].kind)
+    return kept if len(kept) == len(matrices) and len({matrix.kind.weights for matrix in kept}) == 1 else []
 
 
 def plain_matrix(matrices: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:

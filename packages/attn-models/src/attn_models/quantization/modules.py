@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_models.quantization import INT4_GROUP
+from attn_models.quantization.block_tensor import BlockTensor
 
 
 class StoredEmbedding(nn.Module):
@@ -23,7 +24,9 @@ class StoredEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The embeddings [..., width] of token ids [...]."""
-        return nn.functional.embedding(tokens, self.table).to(self.dtype)
+        table = self.table
+        rows = table.rows(tokens) if isinstance(table, BlockTensor) else nn.functional.embedding(tokens, table)
+        return rows.to(self.dtype)
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
-from attn_models.quantization.block_tensor import BlockTensor, blocks_of, plain_matrix, widen_parameters
+from attn_models.quantization.block_tensor import BlockTensor, plain_matrix, same_blocks, widen_parameters
 from attn_models.quantization.modules import SideBySide, StoredEmbedding, linear_of
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def _packed(layers: Sequence[nn.Linear], form: str, kernel: str | None, packing:
     if kept is MIXED_FORMATS:
         return _side_by_side([_packed([layer], form, kernel, packing) for layer in layers])
     weight = plain_matrix([layer.weight.detach() for layer in layers])
-    problem = _problem(form, weight, form, weight.dtype)
+    problem = _problem(form, [weight], form, weight.dtype)
     packed: nn.Module = choose_linear(installed().linears, problem, kernel).pack(weight, _bias_of(layers))
     return packed
 
@@ -157,16 +157,17 @@ def _pack_stored_blocks(layers: Sequence[nn.Linear], form: str, packing: Packing
     matrices, most = [layer.weight.detach() for layer in layers], MOST_BITS.get(form, 8)
     if not any(isinstance(one, BlockTensor) and STORED_FORMATS[one.kind.weights] <= most for one in matrices):
         return None
-    kept = blocks_of(matrices, STORED_FORMATS, most)
-    if kept is not None:
+    kept = same_blocks(matrices, STORED_FORMATS, most)
+    if kept:
         return _of_blocks(kept, layers, form, packing)
     return MIXED_FORMATS if len(layers) > 1 else None
 
 
-def _problem(form: str, weight: Tensor, quantization: str, dtype: torch.dtype) -> LinearProblem:
-    """The problem of multiplying with a matrix [outputs, inputs]; see `linear_problem`."""
-    device = (weight.blocks if isinstance(weight, BlockTensor) else weight).device.type
-    sizes, name = (weight.shape[0], weight.shape[1]), str(dtype).removeprefix("torch.")
+def _problem(form: str, matrices: Sequence[Tensor], quantization: str, dtype: torch.dtype) -> LinearProblem:
+    """The problem of multiplying with matrices [outputs, inputs] one below another; see `linear_problem`."""
+    first = matrices[0]
+    device = (first.blocks if isinstance(first, BlockTensor) else first).device.type
+    sizes, name = (sum(matrix.shape[0] for matrix in matrices), first.shape[1]), str(dtype).removeprefix("torch.")
     return linear_problem(form, sizes, quantization=quantization, dtype=name, device=device)
 
 
@@ -181,18 +182,21 @@ def _bias_of(layers: Sequence[nn.Linear]) -> Tensor | None:
     return torch.cat([known.new_zeros(layer.out_features) if b is None else b.detach() for layer, b in parts])
 
 
-def _of_blocks(weight: BlockTensor, layers: Sequence[nn.Linear], form: str, packing: Packing) -> nn.Module | None:
+def _of_blocks(
+    matrices: Sequence[BlockTensor], layers: Sequence[nn.Linear], form: str, packing: Packing
+) -> nn.Module | None:
     """Layers in one kind of blocks, packed as they are stored; None if no kernel multiplies these blocks."""
-    stored = weight.kind.weights
-    problem = _problem(stored, weight, form, packing.dtype)
+    stored = matrices[0].kind.weights
+    problem = _problem(stored, matrices, form, packing.dtype)
     verdicts = explain_linear(installed().linears, problem)
     if not verdicts or not verdicts[0].accepted:
         packing.widened[stored] = f"dequantized and then packed as {form}: {refusals(verdicts, problem)}"
         return None
     if verdicts[0].remark is not None and stored in FP8_FORMATS:
         packing.kept[stored] = verdicts[0].remark
-    packed: nn.Module = verdicts[0].kernel.pack(weight.blocks, _bias_of(layers))
-    return packed
+    kernel, blocks, bias = verdicts[0].kernel, [matrix.blocks for matrix in matrices], _bias_of(layers)
+    packed: nn.Module | None = kernel.pack_rows(blocks, bias)
+    return kernel.pack(torch.cat(blocks) if len(blocks) > 1 else blocks[0], bias) if packed is None else packed
 
 
 def _side_by_side(packed: Sequence[nn.Module]) -> nn.Module:

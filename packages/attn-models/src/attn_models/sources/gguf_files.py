@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import hashlib
 import inspect
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from attn_core import installed
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
 from attn_schema.home import home_folder
 from attn_schema.locks import exclusive
@@ -21,7 +25,6 @@ from attn_schema.locks import exclusive
 from attn_models.sources.progress import Report, Step, silent
 from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
 from attn_models.weights import (
-    GgufHeader,
     WeightDtype,
     gguf_config,
     import_gguf_weights,
@@ -31,7 +34,7 @@ from attn_models.weights import (
 )
 from attn_models.weights.atomic_write import staged_folder
 from attn_models.weights.checkpoint_folder import CONFIG_NAME, GENERATION_NAME, write_side_files
-from attn_models.weights.gguf_architectures import architecture_of
+from attn_models.weights.gguf_reader import parts_of
 from attn_models.weights.manifest import file_sha256
 from attn_models.weights.safe_files import refuse_code_format
 
@@ -85,6 +88,8 @@ def convert_gguf(
 
 CACHE = "gguf"
 """The folder of the cache below the home; each model folder is named after the SHA-256 of its inputs."""
+SETTLED = 2.0
+"""The seconds after its last change from which a file is recognised without reading it."""
 NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 """Error numbers for a cache that is not writable. A full disk is not among them: it is reported."""
 
@@ -93,15 +98,31 @@ def folder_of_gguf(file: str | Path, home: Path | None = None, report: Report = 
     """The model folder of a GGUF file, with weights as stored; converted on the first call.
 
     It is below `home`, named after a hash of the file's bytes and of the converter, so that a replaced file or a newer
-    release gets another folder. Of two processes at once one converts and the other waits. If the home is not writable,
-    the folder is made for this process only. It may be deleted at any time.
+    release gets another folder. A link beside it says which folder a file of this path, size and time of change has,
+    so that it is not hashed again. Of two processes at once one converts and the other waits. If the home is not
+    writable, the folder is made for this process only. It may be deleted at any time.
 
     Raises what `convert` raises for such a file.
     """
     path = Path(file)
     refuse_code_format(path)
-    name = _name(path, read_gguf_header(path))
-    kept = (home_folder() if home is None else home) / CACHE / name
+    cache = (home_folder() if home is None else home) / CACHE
+    link = cache / f".{_identity(path)}"
+    if link.is_symlink() and _is_whole(link.resolve()):
+        return link.resolve()
+    # Within the resolution of clocks a file could change without another time of change.
+    settled = time.time() - max(part.stat().st_mtime for part in _files(path)) > SETTLED
+    folder = _kept_folder(path, cache, _name(path), report)
+    if settled and folder.parent == cache:
+        with contextlib.suppress(OSError):
+            fresh = cache / f"{link.name}.{os.getpid()}"
+            fresh.symlink_to(folder.name)
+            fresh.replace(link)
+    return folder
+
+
+def _kept_folder(path: Path, cache: Path, name: str, report: Report) -> Path:
+    kept = cache / name
     if _is_whole(kept):
         return kept
     try:
@@ -133,19 +154,31 @@ def _is_whole(folder: Path) -> bool:
     return bool(records)
 
 
-def _name(path: Path, header: GgufHeader) -> str:
-    # The code of a plugin's architecture is part of the converter.
-    where = inspect.getsourcefile(architecture_of(header).config)
-    own = Path(where).read_bytes() if where else b""
-    hashes = [file_sha256(file) for file in sorted({tensor.file for tensor in header.tensors.values()} | {path})]
-    return hashlib.sha256(f"{hashes} {_converter()}".encode() + own).hexdigest()[:40]
+def _files(path: Path) -> list[Path]:
+    """The file, or all parts of the model of which it is one."""
+    return [part for part in parts_of(path) if part.exists()]
+
+
+def _name(path: Path) -> str:
+    hashes = [file_sha256(file) for file in _files(path)]
+    return hashlib.sha256(f"{hashes} {_converter()}".encode()).hexdigest()[:40]
+
+
+def _identity(path: Path) -> str:
+    """A hash of the path, of what the file system says about the file, and of the converter."""
+    found = [(part.resolve(), part.stat()) for part in _files(path)]
+    facts = [(place, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for place, at in found]
+    return hashlib.sha256(repr((facts, _converter())).encode()).hexdigest()[:40]
 
 
 @cache
 def _converter() -> str:
     """A hash of the modules that determine the content of a converted folder, and of their libraries' versions."""
     package = Path(__file__).parents[1]
+    # The code of a plugin's architecture is part of the converter.
+    plugins = {inspect.getsourcefile(architecture.config) for architecture in installed().gguf_architectures}
     modules = [Path(__file__), *sorted(package.glob("weights/*.py")), *sorted(package.glob("tokenizers/*.py"))]
+    modules += sorted(Path(plugin) for plugin in plugins if plugin is not None)
     libraries = " ".join(f"{name} {version(name)}" for name in ("gguf", "tokenizers"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in modules) + libraries.encode()).hexdigest()
 

@@ -103,7 +103,7 @@ def _signs(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The weights of Q1_0: a float16 scale and the signs of 128 weights, from the lowest bit on."""
     blocks = rows.reshape(-1, 18)
     scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-    return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little"), scales, -scales)
+    return scales * (2 * np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.float32) - 1)
 
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -117,7 +117,8 @@ def _nvfp4(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     scales = np.where(exponents == 0, fractions * 2**-9, (1 + fractions / 8) * 2 ** (exponents - 7))
     scales = np.where(blocks[:, :4] == 0x7F, 0, scales).astype(np.float32)
     packed = blocks[:, 4:].reshape(-1, 4, 8)
-    return scales[:, :, None] * FP4[np.concatenate([packed & 15, packed >> 4], axis=2)]
+    values: NDArray[np.float32] = scales[:, :, None] * FP4[np.concatenate([packed & 15, packed >> 4], axis=2)]
+    return values
 
 
 READERS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.float32]]] = {"Q1_0": _signs, "NVFP4": _nvfp4}

@@ -72,16 +72,17 @@ class PackedTensors(Grouped):
         *("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"),
         *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
     )
-    allowed: ClassVar[Allowed] = CompressedTensors.allowed | {"format": formats}
-    known: ClassVar[Allowed] = (
-        CompressedTensors.of_weights
-        | dict.fromkeys(("num_bits", "group_size", "actorder", "symmetric"))
-        | {"type": ("int", "float")}
-    )
+    allowed: ClassVar[Allowed] = {**CompressedTensors.allowed, "format": formats}
+    known: ClassVar[Allowed] = {
+        **CompressedTensors.of_weights,
+        **dict.fromkeys(("num_bits", "group_size", "actorder", "symmetric")),
+        "type": ("int", "float"),
+    }
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         StoredFormat.__init__(self, config, path)
-        groups, counts = config.get("config_groups"), set()
+        groups = config.get("config_groups")
+        counts: set[Any] = set()
         if not isinstance(groups, Mapping) or not groups:
             raise refused(path, "config_groups", groups, "a description of the weights")
         for name, group in groups.items():

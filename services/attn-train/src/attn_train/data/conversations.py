@@ -204,6 +204,9 @@ def chats_of(row: Chat | list[TokenRow], tokenizer: Tokenizer, place: str, readi
         return []
     kept = [chat for chat in found if chat.answered]
     reading.note("left out, as no token of them is learned", len(found) - len(kept))
+    if tokenizer.end_ids:
+        endless = sum(tokenizer.end_ids.isdisjoint(chat.targets) for chat in kept)
+        reading.note("in which no learned token ends an answer", endless)
     return kept
 
 

@@ -15,6 +15,7 @@ from attn_train.data.conversations import found_in, read_splits
 from attn_train.data.pairs import SAMPLE_FILE, VALIDATION
 from attn_train.data.shapes import LABELS
 from attn_train.data.token_shards.inputs import has_rows
+from attn_train.tasks.base import split_validation
 from attn_train.tasks.seq2seq import learned_tokenizer
 from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
 
@@ -104,8 +105,7 @@ def load_labels(config: DataConfig, context: int, tokenizer: str) -> LabelledDat
     else:
         training, validation, notes = labelled_texts(config)
     if not validation:
-        count = int(len(training) * config.validation_fraction)
-        training, validation = training[: len(training) - count], training[len(training) - count :]
+        training, validation = map(list, split_validation(training, config.validation_fraction))
     names = sorted({one.label for one in training})
     if len(names) < 2:
         raise InvalidValue.of("data", f"{len(training)} texts with the labels {names}", "texts of two labels or more")

@@ -17,6 +17,7 @@ from attn_train.data.shapes import PAIRS
 from attn_train.data.synthetic import PAIRS as SYNTHETIC
 from attn_train.data.synthetic import TASKS, caption_pairs, synthetic_pairs
 from attn_train.data.token_shards.inputs import has_rows
+from attn_train.tasks.base import split_validation
 from attn_train.tasks.seq2seq import PairDataset, TextPair, tokenize_pairs
 
 SAMPLE = "tatoeba-en-zh"
@@ -46,8 +47,7 @@ def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDa
     training, validation = ([pair for pair in pairs if all(pair)] for pairs in both)
     empty = sum(map(len, both)) - len(training) - len(validation)
     if not validation:
-        count = int(len(training) * config.validation_fraction)
-        training, validation = training[: len(training) - count], training[len(training) - count :]
+        training, validation = map(list, split_validation(training, config.validation_fraction))
     lengths = model.encoder_length, model.sequence_length
     found = tokenize_pairs(training, validation, tokenizer=tokenizer, longest=lengths)
     return replace(found, empty=empty, notes=notes)

@@ -135,7 +135,7 @@ class _Renderer:
 
 def _tokenized(renderer: _Renderer, learned: Sequence[int], place: str) -> list[TokenizedChat]:
     spans: list[list[Span]] = []
-    texts = []
+    texts, packed = list[str](), ""
     for number in learned:
         text, marked = renderer.text(number + 1)
         if renderer.marks:
@@ -143,15 +143,15 @@ def _tokenized(renderer: _Renderer, learned: Sequence[int], place: str) -> list[
             spans.append(marked[earlier:])
         else:
             spans.append([(_beginning(renderer, number, text, place), len(text))])
-        answer = renderer.said.values[0][number]
-        for part in (answer.get("content"), answer.get(THOUGHT), answer.get("tool_calls", [])):
-            _require_written(part, text, f"{place}: messages[{number}]")
+        answer, packed = renderer.said.values[0][number], _packed(text)
+        calls = [call["function"] for call in answer.get("tool_calls", [])]
+        _require_written([answer.get("content"), answer.get(THOUGHT), calls], packed, f"{place}: messages[{number}]")
         texts.append(text)
     for number, message in enumerate(renderer.said.values[0][: learned[-1]]):
         if message["role"] != ASSISTANT:
-            _require_written(message.get("content"), texts[-1], f"{place}: messages[{number}]")
+            _require_written(message.get("content"), packed, f"{place}: messages[{number}]")
     for tool in renderer.said.values[1].get("tools", []):
-        _require_written(tool.get("function", tool).get("name"), texts[-1], f"{place}: tools")
+        _require_written(tool.get("function", tool).get("name"), packed, f"{place}: tools")
     whole, _ = renderer.text(len(renderer.said.values[0]))
     if all(whole.startswith(text) for text in texts):
         return [_marked(renderer, whole, [span for own in spans for span in own])]
@@ -171,23 +171,24 @@ def _beginning(renderer: _Renderer, number: int, text: str, place: str) -> int:
     raise InvalidValue.of(FIELD, place, "a chat template that begins each answer with its generation prompt")
 
 
+def _packed(text: str) -> str:
+    return "".join(text.split())
+
+
 def _require_written(value: Any, text: str, place: str) -> None:
-    """Raise `InvalidValue` for a text or number in a value that a rendered text does not have, blanks aside."""
+    """Raise `InvalidValue` for a text or number in a value that a rendered text, `_packed`, does not have."""
     if isinstance(value, Mapping):
         for key, inside in value.items():
-            if key not in ("id", "type"):
-                _require_written(inside, text, f"{place}.{key}")
+            _require_written(inside, text, f"{place}.{key}")
     elif isinstance(value, list):
         for inside in value:
             _require_written(inside, text, place)
     elif isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
         plain = value if isinstance(value, str) else json.dumps(value)
         spellings = (plain, json.dumps(plain, ensure_ascii=False)[1:-1], json.dumps(plain)[1:-1], repr(plain)[1:-1])
-        packed = "".join(text.split())
-        if not any("".join(spelling.split()) in packed for spelling in spellings):
-            raise InvalidValue.of(
-                FIELD, f"{place}: {plain[:60]!r}", "what the chat template writes; it leaves this out"
-            )
+        if not any(_packed(spelling) in text for spelling in spellings):
+            allowed = "what the chat template writes; it leaves this out"
+            raise InvalidValue.of(FIELD, f"{place}: {plain[:60]!r}", allowed)
 
 
 def _marked(renderer: _Renderer, text: str, spans: Sequence[Span]) -> TokenizedChat:

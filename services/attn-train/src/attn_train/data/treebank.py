@@ -13,7 +13,7 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema.text_files import files_of, read_lines
 from attn_schema.training import DataConfig
 
-from attn_train.tasks.base import PADDED
+from attn_train.tasks.base import PADDED, split_validation
 from attn_train.tasks.seq2seq import learned_tokenizer
 from attn_train.tasks.token_classification import UNSEEN, TaggedDataset, TaggedTokens
 
@@ -101,8 +101,7 @@ def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset
     """
     training, validation = (read_sentences(paths) for paths in treebank_files(Path(config.path or "")))
     if not validation:
-        count = int(len(training) * config.validation_fraction)
-        training, validation = training[: len(training) - count], training[len(training) - count :]
+        training, validation = map(list, split_validation(training, config.validation_fraction))
     made = learned_tokenizer(tokenizer, [f" {' '.join(sentence.words)}" for sentence in training])
     names = sorted({tag for sentence in training for tag in sentence.tags} - {UNTAGGED})
     kept = [one for one in tokenize_sentences(training, made, names, context) if not one.missed]

@@ -318,12 +318,6 @@ class Epochs:
         return [*order[:begun], *(example for place in mixed for example in batches[place])]
 
 
-def lengths_of(examples: Sequence[Text], length: Callable[[Text], int]) -> Sequence[int]:
-    """Return the `length` of each example, or the `lengths` that they know without being read."""
-    known: Sequence[int] | None = getattr(examples, "lengths", None)
-    return [length(example) for example in examples] if known is None else known
-
-
 class ExampleTask(SeededTask):
     """Base class of tasks on examples, of which each is seen once in an epoch; `lengths` are those of the examples, and
     `batch` is the number of those that are drawn together, the config's batch size if not given."""
@@ -339,6 +333,46 @@ class ExampleTask(SeededTask):
     def restore_position(self, position: Mapping[str, Tensor]) -> None:
         """Continue from a position."""
         self._epochs.drawn = int(position["examples"][0])
+
+
+class CollatedTask(ExampleTask):
+    """Base class of tasks whose batches `collate` makes of the examples of a dataset.
+
+    `length` is that of an example, unless the training examples know their `lengths` without being read.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        data: Any,
+        length: Callable[[Any], int],
+        collate: Callable[[Sequence[Any]], tuple[Tensor, ...]],
+    ) -> None:
+        lengths: Sequence[int] | None = getattr(data.training, "lengths", None)
+        super().__init__(config, [length(example) for example in data.training] if lengths is None else lengths)
+        self._data, self._collate = data, collate
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """Return a batch of the next examples, of similar length."""
+        batch = self._collate([self._data.training[place] for place in self._epochs.next_batch()])
+        self.tokens += count_targets(batch)
+        return batch
+
+    def fits(self, example: Any, longest: int) -> bool:  # noqa: ARG002 -- unless a task says otherwise
+        """Whether a model that reads `longest` tokens can be measured on an example."""
+        return True
+
+    def mean(
+        self, model: nn.Module, value: Callable[[tuple[Tensor, ...]], Tensor], batches: int, on_batch: OnBatch
+    ) -> float | None:
+        """Return the mean `value` over at most `batches` validation batches; examples that do not fit are left out, and
+        counted."""
+        longest = longest_input(model)
+        chosen = validation_sample(self._data.validation, batches)
+        kept = [example for example in chosen if self.fits(example, longest)]
+        self.validation_left_out = len(chosen) - len(kept)
+        drawn = in_parts(kept, self._collate, self._batch)
+        return mean_over_batches(model, drawn, value, on_batch, lambda batch: batch_weight(self, batch))  # type: ignore[arg-type]
 
 
 def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[Text], Sequence[Text]]:
@@ -400,20 +434,3 @@ def mean_over_batches(
             on_batch()
     model.train(training)
     return total / weights if weights else None
-
-
-def mean_validation_loss(
-    model: nn.Module,
-    kept: Sequence[Text],
-    collate: Callable[[Sequence[Text]], tuple[Tensor, ...]],
-    loss: Callable[[tuple[Tensor, ...]], Tensor],
-    *,
-    batch: int,
-    batches: int,
-    on_batch: OnBatch,
-) -> float | None:
-    """Return the mean `loss` per target over a `validation_sample`; None without texts.
-
-    The last tensor of a collated batch must be its targets. The model's mode is restored.
-    """
-    return mean_over_batches(model, in_parts(validation_sample(kept, batches), collate, batch), loss, on_batch)

@@ -19,11 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import (
     PADDED,
-    ExampleTask,
+    CollatedTask,
     OnBatch,
     TokenDataset,
-    count_targets,
-    mean_validation_loss,
     split_validation,
     training_loss,
 )
@@ -79,18 +77,12 @@ def completion_dataset(pairs: Sequence[TextPair], *, validation: float, max_leng
     return CompletionDataset(training=training, validation=kept, tokenizer=tokenizer)
 
 
-class CompletionTask(ExampleTask):
+class CompletionTask(CollatedTask):
     """Batches of texts: inputs and targets [batch, longest]; tokens of the prompt are not targets."""
 
     def __init__(self, texts: CompletionDataset, config: TrainingConfig) -> None:
-        super().__init__(config, [len(text.given) + len(text.written) for text in texts.training])
+        super().__init__(config, texts, lambda text: len(text.given) + len(text.written), collate)
         self._texts = texts
-
-    def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of the next texts, of similar length."""
-        batch = collate([self._texts.training[place] for place in self._epochs.next_batch()])
-        self.tokens += count_targets(batch)
-        return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy of the completions."""
@@ -100,15 +92,7 @@ class CompletionTask(ExampleTask):
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches."""
-        return mean_validation_loss(
-            model,
-            self._texts.validation,
-            collate,
-            lambda batch: next_token_loss(model, batch[0], batch[1]),
-            batch=self._batch,
-            batches=batches,
-            on_batch=on_batch,
-        )
+        return self.mean(model, lambda batch: next_token_loss(model, batch[0], batch[1]), batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the share of the first validation prompts that attn-engine completes exactly."""

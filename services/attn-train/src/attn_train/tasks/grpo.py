@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.lora import AdaptedModel
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from attn_train.tasks.base import (
     validation_sample,
 )
 from attn_train.tasks.on_policy import Completion, OnPolicyTask, require_room, sampled, token_logprobs
-from attn_train.tasks.policy_losses import Policies, advantages_of, grpo_loss
+from attn_train.tasks.policy_losses import advantages_of, grpo_loss
 
 PROMPT = "prompt"
 
@@ -165,8 +164,8 @@ class GrpoTask(OnPolicyTask):
         trained = token_logprobs(model, inputs, targets, self._config.on_policy.temperature)
         known = [logprobs[kept] for logprobs in (old, *reference)]
         rows = kept.nonzero()[:, 0]
-        policies = Policies(trained, known[0], known[1] if reference else None, advantages, rows)
-        loss, measured = grpo_loss(policies, self._config.on_policy)
+        logprobs = trained, known[0], known[1] if reference else None
+        loss, measured = grpo_loss(logprobs, advantages, rows, self._config.on_policy)
         if torch.is_grad_enabled():
             apart = (trained.detach() - known[0]).abs().sum() / max(1, len(rows))
             self._measure(**measured, sampling_logp_difference=apart)
@@ -214,15 +213,13 @@ class GrpoTask(OnPolicyTask):
         """Return the log probabilities [batch, longest] of the targets under the reference, in a list."""
         device = next(model.parameters()).device
         ids, goals = to_device((inputs, targets), device)
-        adapted: AdaptedModel | None = getattr(model, "adapted", None)
+        adapted: Any = getattr(model, "adapted", None)
         with torch.no_grad(), forward_precision(self._config.precision, device):
-            if self._data.reference is not None:
-                found = token_logprobs(self._data.reference, ids, goals, self._config.on_policy.temperature)
-            elif adapted is not None:
+            if self._data.reference is None:
                 with adapted.without():
                     found = token_logprobs(model, ids, goals, self._config.on_policy.temperature)
             else:
-                raise InvalidValue.of("config.on_policy.beta", self._config.on_policy.beta, "0 without a reference")
+                found = token_logprobs(self._data.reference, ids, goals, self._config.on_policy.temperature)
         whole = torch.zeros(targets.shape)
         whole[targets != PADDED] = found.float().cpu()
         return [whole]

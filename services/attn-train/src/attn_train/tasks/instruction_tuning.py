@@ -17,15 +17,10 @@ from attn_train.data.conversations import read_chats, read_splits
 from attn_train.data.rendering import TokenizedChat
 from attn_train.tasks.base import (
     PADDED,
-    ExampleTask,
+    CollatedTask,
     OnBatch,
     TokenDataset,
-    count_targets,
-    in_parts,
-    longest_input,
-    mean_over_batches,
     training_loss,
-    validation_sample,
 )
 
 
@@ -67,21 +62,14 @@ def chat_dataset(data: DataConfig, tokenizer: Tokenizer, *, max_length: int) -> 
     return ChatDataset(training, kept, tokenizer, len(first) - len(training), notes)
 
 
-class InstructionTask(ExampleTask):
+class InstructionTask(CollatedTask):
     """Batches of conversations of similar length: inputs and targets [batch, longest], padded at the end.
 
     A causal model needs no padding mask, as no token attends to the padding after it.
     """
 
     def __init__(self, chats: ChatDataset, config: TrainingConfig) -> None:
-        super().__init__(config, [len(chat.inputs) for chat in chats.training])
-        self._chats = chats
-
-    def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of the next conversations, of similar length."""
-        batch = collate([self._chats.training[place] for place in self._epochs.next_batch()])
-        self.tokens += count_targets(batch)
-        return batch
+        super().__init__(config, chats, lambda chat: len(chat.inputs), collate)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy of the answer tokens."""
@@ -90,11 +78,11 @@ class InstructionTask(ExampleTask):
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches; conversations that the model cannot read are
         left out, and counted."""
-        chosen = validation_sample(self._chats.validation, batches)
-        kept = [chat for chat in chosen if len(chat.inputs) <= longest_input(model)]
-        self.validation_left_out = len(chosen) - len(kept)
-        drawn = in_parts(kept, collate, self._batch)
-        return mean_over_batches(model, drawn, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
+        return self.mean(model, lambda batch: next_token_loss(model, batch[0], batch[1]), batches, on_batch)
+
+    def fits(self, example: TokenizedChat, longest: int) -> bool:
+        """See `CollatedTask.fits`."""
+        return len(example.inputs) <= longest
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""

@@ -12,14 +12,7 @@ from torch import Tensor, nn
 
 from attn_train.data.rendering import FIELD, TokenizedChat
 from attn_train.tasks import on_policy
-from attn_train.tasks.base import (
-    PADDED,
-    OnBatch,
-    in_parts,
-    longest_input,
-    mean_over_batches,
-    validation_sample,
-)
+from attn_train.tasks.base import PADDED, OnBatch, in_parts, longest_input, mean_over_batches, validation_sample
 from attn_train.tasks.instruction_tuning import ChatDataset, collate
 from attn_train.tasks.on_policy import OnPolicyTask, logits_at, require_room
 from attn_train.tasks.policy_losses import generalized_jsd

@@ -6,7 +6,6 @@ Tensors [tokens] hold the completions' tokens end to end; `rows` [tokens], int64
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from attn_schema.on_policy import OnPolicyConfig
@@ -34,38 +33,31 @@ def summed(values: Tensor, rows: Tensor, count: int) -> Tensor:
     return values.new_zeros(count).index_add(0, rows, values)
 
 
-@dataclass(frozen=True)
-class Policies:
-    """Log probabilities [tokens] of the policy that is trained, of the one that sampled and, if there is one, of the
-    reference, in nats; the advantages [completions] and the completion of each token."""
-
-    trained: Tensor
-    sampled: Tensor
-    reference: Tensor | None
-    advantages: Tensor
-    rows: Tensor
-
-
-def grpo_loss(given: Policies, config: OnPolicyConfig) -> tuple[Tensor, dict[str, Tensor]]:
+def grpo_loss(
+    logprobs: tuple[Tensor, Tensor, Tensor | None], advantages: Tensor, rows: Tensor, config: OnPolicyConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a batch, and means over its tokens: the share of clipped ratios and the divergence `kl`.
+
+    `logprobs` [tokens], in nats, are those of the policy that is trained, of the one that sampled and, if there is one,
+    of the reference; `advantages` [completions].
 
     A token's loss is -min(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A) + β kl, of the ratio ρ of trained and sampling policy
     and the divergence's estimate k3 (arXiv 2402.03300, equations 3 and 4), by default times ρ, which makes its gradient
     unbiased (arXiv 2512.02556). `loss_type` says how tokens are averaged.
     """
-    count, rows = len(given.advantages), given.rows
-    lengths = summed(torch.ones_like(given.trained), rows, count).clamp(min=1)
-    logs = given.trained - given.sampled
+    (trained, sampled, reference), count = logprobs, len(advantages)
+    lengths = summed(torch.ones_like(trained), rows, count).clamp(min=1)
+    logs = trained - sampled
     if config.importance_sampling_level == "sequence":
         logs = (summed(logs, rows, count) / lengths)[rows]
-    ratio, gain = logs.exp(), given.advantages[rows]
+    ratio, gain = logs.exp(), advantages[rows]
     low, high = 1 - config.epsilon_low, 1 + (config.epsilon_high or config.epsilon_low)
     losses = -torch.minimum(ratio * gain, ratio.clamp(low, high) * gain)
     clipped = ((ratio < low) & (gain < 0)) | ((ratio > high) & (gain > 0))
     tokens = max(1, len(rows))
     measured = {"clip_ratio": clipped.detach().sum() / tokens}
-    if given.reference is not None:
-        behind = given.reference - given.trained
+    if reference is not None:
+        behind = reference - trained
         divergence = behind.exp() - behind - 1
         weighted = divergence * ratio if config.use_bias_correction_kl else divergence
         losses = losses + (config.beta or 0.0) * weighted

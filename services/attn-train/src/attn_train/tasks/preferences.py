@@ -20,15 +20,9 @@ from attn_train.data.conversations import PreferencePair, read_preferences, read
 from attn_train.data.rendering import TokenizedChat
 from attn_train.tasks.base import (
     PADDED,
-    ExampleTask,
+    CollatedTask,
     OnBatch,
     TokenDataset,
-    count_targets,
-    in_parts,
-    lengths_of,
-    longest_input,
-    mean_over_batches,
-    validation_sample,
 )
 from attn_train.tasks.instruction_tuning import collate
 from attn_train.tasks.preference_losses import AVERAGED, PAIR_LOSSES, kto
@@ -119,22 +113,15 @@ def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor, *, averaged: bo
     return sums / kept.sum(1).clamp(min=1) if averaged else sums
 
 
-class PreferenceTask(ExampleTask):
+class PreferenceTask(CollatedTask):
     """Batches of pairs: inputs and targets [2 · batch, longest], the chosen conversations before the rejected ones.
 
     The reference model is the model without its adapter.
     """
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
-        super().__init__(config, lengths_of(pairs.training, length_of))
-        self._pairs = pairs
+        super().__init__(config, pairs, length_of, self.collated)
         self._objective = config.objective
-
-    def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of pairs of similar length."""
-        batch = self._collate([self._pairs.training[place] for place in self._epochs.next_batch()])
-        self.tokens += count_targets(batch)
-        return batch
 
     def weight(self, batch: tuple[Tensor, ...]) -> int:
         """Return the number of pairs of a batch."""
@@ -146,12 +133,16 @@ class PreferenceTask(ExampleTask):
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean loss over at most `batches` validation batches."""
-        return self._mean(model, lambda batch: self._compared(model, batch)[0], batches, on_batch)
+        return self.mean(model, lambda batch: self._compared(model, batch)[0], batches, on_batch)
+
+    def fits(self, example: Example, longest: int) -> bool:
+        """See `CollatedTask.fits`."""
+        return length_of(example) <= longest
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Return the reward accuracy: the share of validation examples whose rewards are as preferred."""
-        kept = self._pairs.validation
-        found = self._mean(model, lambda batch: self._compared(model, batch)[1], len(kept), on_batch)
+        every = len(self._data.validation)
+        found = self.mean(model, lambda batch: self._compared(model, batch)[1], every, on_batch)
         return {} if found is None else {"reward_accuracy": found}
 
     def _compared(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -171,16 +162,7 @@ class PreferenceTask(ExampleTask):
             reference = answer_logprobs(model, *rows, averaged=averaged)
         return answer_logprobs(model, *rows, averaged=averaged) - reference
 
-    def _mean(
-        self, model: nn.Module, value: Callable[[tuple[Tensor, ...]], Tensor], batches: int, on_batch: OnBatch
-    ) -> float | None:
-        chosen = validation_sample(self._pairs.validation, batches)
-        kept = [example for example in chosen if length_of(example) <= longest_input(model)]
-        self.validation_left_out = len(chosen) - len(kept)
-        drawn = in_parts(kept, self._collate, self._batch)
-        return mean_over_batches(model, drawn, value, on_batch, self.weight)
-
-    def _collate(self, examples: Sequence[Any]) -> tuple[Tensor, ...]:
+    def collated(self, examples: Sequence[Any]) -> tuple[Tensor, ...]:
         """Return inputs and targets [2 · pairs, longest], padded at the end."""
         return collate([*(pair.chosen for pair in examples), *(pair.rejected for pair in examples)])
 
@@ -196,7 +178,7 @@ class KtoTask(PreferenceTask):
         loss = kto(ratios, mismatched, desirable, self._objective)
         return loss.mean(), ((ratios > 0) == desirable).float().mean()
 
-    def _collate(self, examples: Sequence[Any]) -> tuple[Tensor, ...]:
+    def collated(self, examples: Sequence[Any]) -> tuple[Tensor, ...]:
         """Return inputs, labels and targets [2 · examples, ...], padded at the end."""
         others = [*examples[1:], *examples[:1]]
         mismatched = [answered(one.chat, other.chat) for one, other in zip(examples, others, strict=True)]

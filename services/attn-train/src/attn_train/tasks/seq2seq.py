@@ -20,15 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import (
     PADDED,
-    ExampleTask,
+    CollatedTask,
     OnBatch,
     TokenDataset,
     TrainingTask,
-    count_targets,
-    in_parts,
-    lengths_of,
-    mean_over_batches,
-    validation_sample,
 )
 
 AT_ONCE = 32
@@ -182,22 +177,16 @@ def fits_model(pair: TokenPair, longest: tuple[int, int]) -> bool:
     return len(pair[0]) <= longest[0] and len(pair[1]) - 1 <= longest[1]
 
 
-class Seq2SeqTask(ExampleTask):
+class Seq2SeqTask(CollatedTask):
     """Batches of pairs of similar length, for training with teacher forcing.
 
     A batch is the source tokens and their padding mask [batch, source], and inputs and targets [batch, target].
     """
 
     def __init__(self, pairs: PairDataset, config: TrainingConfig) -> None:
-        super().__init__(config, lengths_of(pairs.training, lambda pair: len(pair[0]) + len(pair[1])))
+        super().__init__(config, pairs, lambda pair: len(pair[0]) + len(pair[1]), collate)
         self._pairs = pairs
         self._bleu = config.evaluation.bleu_sentences
-
-    def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of the next pairs, of similar length."""
-        batch = collate([self._pairs.training[place] for place in self._epochs.next_batch()])
-        self.tokens += count_targets(batch)
-        return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy with label smoothing (Szegedy et al. 2016, arXiv 1512.00567, section 7).
@@ -217,11 +206,11 @@ class Seq2SeqTask(ExampleTask):
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """Return the mean cross-entropy over at most `batches` validation batches, without label smoothing."""
-        chosen = validation_sample(self._pairs.validation, batches)
-        kept = [pair for pair in chosen if fits_model(pair, self._pairs.longest)]
-        self.validation_left_out = len(chosen) - len(kept)
-        drawn = in_parts(kept, collate, self._batch)
-        return mean_over_batches(model, drawn, lambda batch: _loss(model, batch), on_batch)
+        return self.mean(model, lambda batch: _loss(model, batch), batches, on_batch)
+
+    def fits(self, example: TokenPair, longest: int) -> bool:  # noqa: ARG002 -- both sides have a length
+        """See `CollatedTask.fits`."""
+        return fits_model(example, self._pairs.longest)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:
         """Return the BLEU of the first `bleu_sentences` validation sources; nothing if it is 0.

@@ -16,9 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.tasks.base import (
     PADDED,
-    ExampleTask,
+    CollatedTask,
     OnBatch,
-    count_targets,
     in_parts,
     mean_over_batches,
     validation_sample,
@@ -73,18 +72,12 @@ class TaggedDataset:
         return save_classifier(folder, model, self.names, self.tokenizer)
 
 
-class TokenClassificationTask(ExampleTask):
+class TokenClassificationTask(CollatedTask):
     """Batches of sentences, padded at the end; each word is classified at its first token."""
 
     def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
-        super().__init__(config, [len(one.tokens) for one in sentences.training])
+        super().__init__(config, sentences, lambda one: len(one.tokens), collate)
         self._sentences = sentences
-
-    def next_batch(self) -> tuple[Tensor, ...]:
-        """Return a batch of the next sentences, of similar length; see `collate`."""
-        batch = collate([self._sentences.training[place] for place in self._epochs.next_batch()])
-        self.tokens += count_targets(batch)
-        return batch
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy, in nats per word."""

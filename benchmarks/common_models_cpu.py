@@ -1,0 +1,346 @@
+"""How fast are the models that people run on a CPU, in attn's engine and in llama.cpp and transformers beside it?
+
+Files have random weights in the shapes of published models (`common_shapes.py`), which read and multiply like real
+ones. Every system loads a file in a process of its own and then takes its turn at each measurement; rates are medians
+of the rounds, in tokens per second. A round in which other processes had more than a tenth of a processor is left out.
+
+Beside each rate is what it amounts to: for decoding, the bytes that are read (the weights once for every step, keys and
+values in float32) as a share of those that a copy of a large tensor moves in the same time; for prompts, the
+multiplications and additions of linear layers as a share of torch's int8 product. `load` is the seconds from the call
+that opens a file to a first token, for the first opening and the second; `memory` is that of the process in MB, without
+pages of files.
+
+    python benchmarks/common_models_cpu.py FOLDER --llamacpp FOLDER_OF_NODE_MODULES --tokenizer MODEL_FOLDER
+
+FOLDER keeps the files (0.7 GB for a model of 1.1 B in Q4_0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common_shapes import FILE_TYPES, SHAPES, Shape, file_of
+from report import write_report
+
+NODE = """
+import {getLlama} from "node-llama-cpp";
+import {createInterface} from "readline";
+const {model: modelPath, threads, vocabulary} = JSON.parse(process.argv[2]);
+const llama = await getLlama({gpu: false, build: "never", maxThreads: threads, logLevel: "error"});
+let model, context, of = "";
+const ids = (count, first) => Array.from({length: count}, (_, i) => i ? 7 + 13 * i % (vocabulary - 500) : 300 + first);
+async function opened(batch, tokens) {
+  if (of === `${batch} ${tokens}`) return context;
+  await context?.dispose();
+  of = `${batch} ${tokens}`;
+  context = await model.createContext({contextSize: tokens, sequences: batch, threads, batchSize: 512});
+  return context;
+}
+async function measured({op, batch = 1, depth = 1, count = 1}) {
+  const start = performance.now();
+  if (op === "load") {
+    model ??= await llama.loadModel({modelPath});
+    depth = 1, count = 1;
+  }
+  const found = await opened(batch, depth + count + 8);
+  const sequences = Array.from({length: batch}, () => found.getSequence());
+  const begun = performance.now(), firsts = [];
+  const run = async (sequence, i) => {
+    let made = 0;
+    for await (const _ of sequence.evaluate(ids(depth, i), {temperature: 0, yieldEogToken: true})) {
+      if (++made === 1) firsts.push(performance.now());
+      if (made >= count) break;
+    }
+  };
+  await Promise.all(sequences.map(run));
+  const end = performance.now();
+  sequences.forEach((s) => s.dispose());
+  if (op === "load") return (end - start) / 1e3;
+  return op === "prompt" ? (end - begun) / 1e3 : (end - Math.max(...firsts)) / 1e3;
+}
+for await (const line of createInterface({input: process.stdin}))
+  console.log(JSON.stringify({seconds: await measured(JSON.parse(line))}));
+process.exit(0);
+"""
+
+
+def ids(count: int, first: int, vocabulary: int) -> list[int]:
+    """The prompt of a sequence; sequences differ in their first token, so that no keys are shared."""
+    return [300 + first, *(7 + 13 * i % (vocabulary - 500) for i in range(1, count))]
+
+
+class Ours:
+    """attn's engine, in this process."""
+
+    def __init__(self, model: Path, quantization: str, threads: int) -> None:
+        import torch
+        from attn_models.loading import load_model
+
+        torch.set_num_threads(threads)
+        self._load = lambda: load_model(model, quantization=quantization, verify="sizes")
+        self._loaded: Any = None
+
+    def __call__(self, op: str, batch: int = 1, depth: int = 1, count: int = 1) -> float:
+        """The seconds of a measurement."""
+        start = time.perf_counter()
+        if op == "load":
+            self._loaded = None
+            self._loaded = self._load()
+        from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+
+        limits = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=batch)
+        engine = build_engine(self._loaded.model, None, limits, kv_cache_tokens=batch * (depth + count + 64))
+        task = SamplingParams(max_new_tokens=count, ignore_eos=True)
+        for i in range(batch):
+            prompt = tuple(ids(depth, i, self._loaded.model.vocab_size))
+            engine.submit(Request(id=str(i), token_ids=prompt, params=task))
+        begun, waiting = time.perf_counter(), {str(i) for i in range(batch)}
+        while waiting:
+            waiting -= {event.request_id for event in engine.step() if event.delta.tokens}
+        first = time.perf_counter()
+        while not engine.idle:
+            engine.step()
+        end = time.perf_counter()
+        return end - start if op == "load" else first - begun if op == "prompt" else end - first
+
+
+class Transformers:
+    """transformers in bfloat16, in this process; it dequantizes GGUF files when it loads them."""
+
+    def __init__(self, model: Path, dtype: str, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._file, self._dtype, self._model = model, getattr(torch, dtype), None
+
+    def __call__(self, op: str, batch: int = 1, depth: int = 1, count: int = 1) -> float:
+        """The seconds of a measurement."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        start = time.perf_counter()
+        if op == "load":
+            found = AutoModelForCausalLM.from_pretrained(
+                self._file.parent, gguf_file=self._file.name, dtype=self._dtype, local_files_only=True
+            )
+            self._model = found.eval()
+        model: Any = self._model
+        rows = torch.tensor([ids(depth, i, model.config.vocab_size) for i in range(batch)])
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            out = model(rows, use_cache=True, logits_to_keep=1)
+            first = time.perf_counter()
+            for _ in range(count - 1):
+                token = out.logits[:, -1:].argmax(-1)
+                out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        end = time.perf_counter()
+        return end - start if op == "load" else first - begun if op == "prompt" else end - first
+
+
+SYSTEMS = {"attn": Ours, "transformers": Transformers}
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Answer measurements that come as JSON lines."""
+    system, form, model = args.child
+    run = SYSTEMS[system](Path(model), form, args.threads)
+    for line in sys.stdin:
+        print(json.dumps({"seconds": run(**json.loads(line))}), flush=True)
+
+
+class Child:
+    """A system in a process of its own, which measures when it is asked to."""
+
+    def __init__(self, command: list[str], threads: int) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self, **measurement: Any) -> tuple[float, float]:
+        """The seconds of a measurement, and the processors that others kept busy during it; raises `RuntimeError` if
+        the process ends."""
+        assert self._process.stdin is not None  # noqa: S101
+        assert self._process.stdout is not None  # noqa: S101
+        start, before = time.perf_counter(), self._others()
+        self._process.stdin.write(json.dumps(measurement) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith('{"seconds"'):
+                busy = (self._others() - before) / (time.perf_counter() - start)
+                return float(json.loads(line)["seconds"]), round(max(0.0, busy), 2)
+        raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
+
+    def _others(self) -> float:
+        """The seconds that all processors have worked for other processes, or were taken from this machine."""
+        user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+        own = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        return (user + nice + system + sum(interrupts) - sum(map(int, own))) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> float:
+        """The memory of the process in MB without pages of files: private and shared anonymous pages."""
+        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
+        kept = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+        return round(kept["Pss_Anon:"] / 1e3, 1)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+MEASUREMENTS = {
+    "decode, batch 1": {"op": "decode", "batch": 1, "depth": 16, "count": 20},
+    "decode, batch 8": {"op": "decode", "batch": 8, "depth": 16, "count": 10},
+    "decode, batch 32": {"op": "decode", "batch": 32, "depth": 16, "count": 5},
+    "prompt of 512": {"op": "prompt", "depth": 512},
+    "prompt of 2048": {"op": "prompt", "depth": 2048},
+    "prompt of 8192": {"op": "prompt", "depth": 8192},
+    "decode at 2048": {"op": "decode", "batch": 1, "depth": 2048, "count": 16},
+    "decode at 8192": {"op": "decode", "batch": 1, "depth": 8192, "count": 16},
+}
+BUSY = 0.1
+"""The processors that others may keep busy during a round that counts."""
+
+
+def tokens_of(measurement: dict[str, Any]) -> int:
+    if measurement["op"] == "prompt":
+        return int(measurement["depth"])
+    return int(measurement["batch"]) * (int(measurement["count"]) - 1)
+
+
+def fastest(run: Callable[[], object]) -> float:
+    """The seconds of the fastest of some runs."""
+    taken = []
+    for _ in range(6):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def ceilings(threads: int) -> dict[str, float]:
+    """What this machine can do: the GB/s that a copy moves, and 10^9 multiplications and additions of int8 a second."""
+    import torch
+
+    torch.set_num_threads(threads)
+    source, target = torch.zeros(1 << 27), torch.ones(1 << 27)
+    left, right = (torch.ones(2048, 2048, dtype=torch.int8) for _ in range(2))
+    multiply = torch._int_mm  # noqa: SLF001 -- the only product of int8 that torch has
+    copied = 2 * source.nbytes / fastest(lambda: target.copy_(source)) / 1e9
+    return {
+        "copy_gb_s": round(copied, 1),
+        "int8_gop_s": round(2 * 2048**3 / fastest(lambda: multiply(left, right)) / 1e9),
+    }
+
+
+def shares(
+    shape: Shape, size: int, measurement: dict[str, Any], rate: float, most: dict[str, float]
+) -> dict[str, float]:
+    """The share of the machine's bandwidth or products that a rate amounts to, for a file of `size` bytes."""
+    if measurement["op"] == "prompt":
+        linear = shape.multiplied - shape.vocabulary * shape.width
+        return {"share_of_int8": round(2 * linear * rate / 1e9 / most["int8_gop_s"], 3)}
+    kept = 2 * shape.layers * shape.kv_heads * shape.head_size * 4 * measurement["depth"] * measurement["batch"]
+    read = size * shape.multiplied / sum(o * i for _, o, i in shape.matrices()) + kept
+    return {"share_of_copy": round(read * rate / measurement["batch"] / 1e9 / most["copy_gb_s"], 3)}
+
+
+def commands(args: argparse.Namespace, file: Path, work: Path, vocabulary: int) -> Iterator[tuple[str, list[str]]]:
+    """The systems that measure this file, with the commands that start them."""
+    own = [sys.executable, __file__, str(file.parent), "--threads", str(args.threads), "--child"]
+    for form in ("auto", "int8")[: args.forms]:
+        yield f"attn, {form}", [*own, "attn", form, str(file)]
+    if args.llamacpp:
+        given = {"model": str(file), "threads": args.threads, "vocabulary": vocabulary}
+        yield "llama.cpp", ["node", str(work / "peer.mjs"), json.dumps(given)]
+    if args.transformers:
+        yield "transformers, bfloat16", [*own, "transformers", "bfloat16", str(file)]
+
+
+def rows(args: argparse.Namespace, most: dict[str, float], work: Path) -> Iterator[dict[str, Any]]:
+    if args.llamacpp:
+        (work / "node_modules").symlink_to((args.llamacpp / "node_modules").resolve())
+        (work / "peer.mjs").write_text(NODE)
+    for name in args.models:
+        for file_type in args.files:
+            file = file_of(name, file_type, args.folder, args.tokenizer)
+            facts = {"model": name, "file": file_type, "megabytes": round(file.stat().st_size / 1e6, 1)}
+            children = {
+                system: Child(command, args.threads)
+                for system, command in commands(args, file, work, SHAPES[name].vocabulary)
+            }
+            try:
+                for system, child in children.items():
+                    loads = [round(child.ask(op="load")[0], 2) for _ in range(2)]
+                    yield facts | {"system": system, "what": "load", "seconds": loads, "memory": child.memory()}
+                for row in in_turn(args, children):
+                    measured = MEASUREMENTS[row["what"]]
+                    share = (
+                        shares(SHAPES[name], file.stat().st_size, measured, row["rate"], most) if row["rate"] else {}
+                    )
+                    yield facts | row | share
+            finally:
+                for child in children.values():
+                    child.close()
+
+
+def in_turn(args: argparse.Namespace, children: dict[str, Child]) -> Iterator[dict[str, Any]]:
+    """A row for each system and measurement; the rate is 0 if no round was quiet."""
+    for what in args.measure:
+        measurement, rates = MEASUREMENTS[what], defaultdict[str, list[float]](list)
+        for turn in range(args.rounds + 1):
+            for system, child in children.items():
+                seconds, others = child.ask(**measurement)
+                if turn and others <= BUSY:  # the first round warms up
+                    rates[system].append(tokens_of(measurement) / seconds)
+        peer = statistics.median(rates["llama.cpp"] or [0.0])
+        for system in children:
+            rate = statistics.median(rates[system] or [0.0])
+            beside = {"over_llama_cpp": round(rate / peer, 2)} if peer else {}
+            spread = [round(value, 1) for value in sorted(rates[system])]
+            yield {"system": system, "what": what, "rate": round(rate, 1), "rounds": spread} | beside
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("folder", type=Path, help="where the files are kept")
+    p.add_argument("--models", nargs="+", choices=SHAPES, default=[name for name in SHAPES if name != "llama-1.1b"])
+    p.add_argument("--files", nargs="+", choices=FILE_TYPES, default=list(FILE_TYPES))
+    p.add_argument("--measure", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
+    p.add_argument("--tokenizer", type=Path, help="a model folder with the tokenizer that files get")
+    p.add_argument("--llamacpp", type=Path, help="the folder in which npm installed node-llama-cpp")
+    p.add_argument("--transformers", action="store_true", help="measure transformers in bfloat16, too")
+    p.add_argument("--forms", type=int, choices=(1, 2), default=2, help="1: only one form of attn's weights")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
+    p.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.child:
+        return serve(args)
+    cores = len(os.sched_getaffinity(0))
+    if args.threads > cores:
+        p.error(f"--threads: {args.threads} is more than the {cores} cores that this process may use")
+    if args.tokenizer is None:
+        p.error("--tokenizer: needed, for the vocabulary of the files")
+    most = ceilings(args.threads)
+    facts = {"question": "tokens a second", "threads": args.threads, **most}
+    with tempfile.TemporaryDirectory() as work:
+        write_report("common_models_cpu", facts, rows(args, most, Path(work)), args.out)
+    return None
+
+
+if __name__ == "__main__":
+    main()
