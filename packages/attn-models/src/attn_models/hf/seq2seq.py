@@ -101,7 +101,6 @@ class AttnForSeq2SeqLM(NativePreTrainedModel, NativeGenerationMixin):  # type: i
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: Any = None,
         labels: Tensor | None = None,
         **others: Any,
     ) -> Seq2SeqLMOutput:
@@ -114,6 +113,7 @@ class AttnForSeq2SeqLM(NativePreTrainedModel, NativeGenerationMixin):  # type: i
         and caches of another class.
         """
         use_cache, kept = others.pop("use_cache", None), others.pop("logits_to_keep", 0)
+        cache = held_cache(others.pop("past_key_values", None))
         refuse(others)
         if decoder_input_ids is None and labels is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -124,7 +124,7 @@ class AttnForSeq2SeqLM(NativePreTrainedModel, NativeGenerationMixin):  # type: i
         memory: Tensor = encoder_outputs[0]
         lengths = [memory.shape[1]] * len(memory) if attention_mask is None else attention_mask.sum(1).tolist()
         encoded = EncoderOutput(memory, {name: encoder_outputs[name] for name in list(encoder_outputs)[1:]})
-        real, cache = real_tokens(decoder_input_ids, decoder_attention_mask), held_cache(past_key_values)
+        real = real_tokens(decoder_input_ids, decoder_attention_mask)
         keeps = bool(self.config.use_cache) and labels is None if use_cache is None else use_cache
         if cache is None and (not keeps or torch.is_grad_enabled()):
             source = torch.arange(memory.shape[1]) < torch.tensor(lengths)[:, None]
