@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 
 import nox
@@ -210,7 +209,6 @@ def oracles(session: nox.Session) -> None:
 def triton(session: nox.Session, compiler: str) -> None:
     """Run all checks of the GPU kernels with the oldest supported Triton and with torch's; `tests` uses the newest."""
     tested = workspace.closure(workspace.tested_with("attn-kernels-triton", PACKAGES), PACKAGES)
-    # Without the pins of constraints.txt, which are for the newest.
     session.install("-qq", *group("torch", "build", "test", compiler))
     session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(tested)]))
     refuse_cuda(session)
@@ -219,19 +217,9 @@ def triton(session: nox.Session, compiler: str) -> None:
 
 @nox.session(name="gpu-kit", venv_backend="none", default=False)
 def gpu_kit(session: nox.Session) -> None:
-    """Lay what benchmarks/gpu needs beside torch, Triton and transformers in out/gpu-kit, for a machine offline.
-
-    That machine's Python is given after --, such as 3.12.
-    """
-    target, wheels = ROOT / "out" / "gpu-kit", Path(session.create_tmp()).resolve()
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.rmtree(wheels)
+    """Lay what benchmarks/gpu needs beside torch and transformers in out/gpu-kit, for the Python given after --."""
     version = session.posargs[0] if session.posargs else "3.12"
-    platforms = [f"--platform=manylinux{kind}_x86_64" for kind in ("2014", "_2_17", "_2_28")]
-    download = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", *platforms]
-    session.run(*download, f"--python-version={version}", f"--dest={wheels}", *group("gpu-kit"), external=True)
-    for wheel in wheels.glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(target)
+    session.run(sys.executable, "benchmarks/gpu/kit.py", version, *group("gpu-kit"), external=True)
 
 
 @nox.session(venv_backend="none", requires=["oracles"], default=False)
@@ -261,7 +249,6 @@ def foreign(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Ask the laws of attention of other packages at their pinned versions, and write docs/conformance.md."""
     judging = workspace.closure({"attn-testing"}, PACKAGES)
-    # Without the pins of constraints.txt: these are of the report.
     session.install("-qq", *group("torch", "build", "conformance"))
     session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(judging)]))
     refuse_cuda(session)

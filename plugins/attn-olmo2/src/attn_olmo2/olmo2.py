@@ -8,12 +8,13 @@ applied, each by the mean square over all of its heads together.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible
 from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, QK_NORM, SLIDING, FamilyAdapter
-from attn_models.weights.gguf_reader import GgufHeader
-from attn_models.weights.gguf_rope import rope_parameters
+
+if TYPE_CHECKING:
+    from attn_models.weights.gguf_reader import GgufHeader
 
 AFTER = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforward_layernorm"}
 
@@ -49,5 +50,7 @@ def olmo3_keys(header: GgufHeader) -> dict[str, Any]:
         )
     kinds = [SLIDING if windowed else FULL for windowed in listed]
     window = header.count("olmo2.attention.sliding_window")
+    from attn_models.weights.gguf_rope import rope_parameters
+
     ropes = {FULL: rope_parameters(header, "olmo2"), SLIDING: {"rope_type": "default", "rope_theta": base}}
     return {"model_type": "olmo3", "layer_types": kinds, "sliding_window": window, "rope_parameters": ropes}

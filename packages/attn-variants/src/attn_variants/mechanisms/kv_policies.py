@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -28,6 +27,9 @@ from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import InvalidValue, UserError
 
 from attn_variants.mechanisms.common import DECODER
+
+if TYPE_CHECKING:
+    from attn_variants.mechanisms.kv_policies_layers import Schedule
 
 SCORES = frozenset({"scaled_dot", "dot"})
 MODIFIERS = frozenset({"alibi", "soft_cap", "function"})
@@ -59,36 +61,6 @@ class PolicyConfig(MechanismConfig):
         """The attention under the policy."""
         found, config = self.under()
         return found.spec(config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """When rows leave a cache: after every `interval` tokens, all but `budget` of them for each key/value head.
-
-    The last `window` queries before that vote by their weights, and their keys stay. The votes for other keys are
-    averaged over `pool` neighbours. With `together`, all heads vote for the same rows.
-    """
-
-    budget: int
-    interval: int = 1
-    window: int = 1
-    pool: int = 1
-    together: bool = False
-
-    @property
-    def rows(self) -> int:
-        """The most rows that are kept."""
-        return self.budget + self.interval
-
-    def filled(self, tokens: int) -> int:
-        """The number of rows that are kept of that many tokens."""
-        first = (self.budget // self.interval + 1) * self.interval
-        return tokens if tokens < first else self.budget + tokens % self.interval
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Split the tokens from `start` to `stop` where rows leave: the start and the end of each piece."""
-        for border in range(start // self.interval * self.interval, stop, self.interval):
-            yield max(start, border), min(stop, border + self.interval)
 
 
 class EvictingPolicy(ComputedMechanism):
@@ -178,6 +150,8 @@ class SnapKV(EvictingPolicy):
 
     def schedule(self, config: MechanismConfig) -> Schedule:
         """That of the options."""
+        from attn_variants.mechanisms.kv_policies_layers import Schedule
+
         own = self.Config.of(config)
         return Schedule(budget=own.budget, interval=own.interval, window=own.window, pool=own.pool)
 
@@ -212,6 +186,8 @@ class Tova(EvictingPolicy):
 
     def schedule(self, config: MechanismConfig) -> Schedule:
         """A row leaves with every token."""
+        from attn_variants.mechanisms.kv_policies_layers import Schedule
+
         return Schedule(budget=self.Config.of(config).budget, together=True)
 
 
