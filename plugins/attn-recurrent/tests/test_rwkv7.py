@@ -8,6 +8,7 @@ from attn_core import configure
 from attn_core.errors import InvalidValue
 from attn_models.loading import load_model, save_model
 from attn_recurrent.rwkv7 import Rwkv7, Rwkv7Channel
+from attn_recurrent.rwkv7.layer import ChannelMixLayer, Rwkv7Layer
 from attn_testing import Agreement, ModelLaws
 from attn_testing.checkpoints import require_same_parameters
 from attn_testing.memory import stepped_logits
@@ -125,10 +126,36 @@ def test_a_published_checkpoint_gives_the_logits_of_the_equations(folder, record
     loaded, tokens = load_model(folder), torch.randint(31, (41,), generator=torch.Generator().manual_seed(1))
     known = {name: tensor.double() for name, tensor in tensors(LAYERS).items()}
     expected = logits(known, tokens)
-    same = Agreement(record_property, "rwkv7", identity="a checkpoint is the loop over its equations")
+    same = Agreement(record_property, "rwkv7", paper="the equations of a whole model, token by token")
     same.outputs(loaded.model.double()(tokens[None])[0], expected, 1e-10)
     model = load_model(folder).model
     torch.testing.assert_close(stepped_logits(model, tokens, [6, 33, 1, 1]), expected.float(), rtol=1e-4, atol=2e-4)
+
+
+def test_both_halves_and_their_gradients_are_those_of_the_equations(folder, record_property):
+    model = load_model(folder).model.double()
+    mixing, channel = (
+        next(part for part in model.modules() if isinstance(part, kind)) for kind in (Rwkv7Layer, ChannelMixLayer)
+    )
+    known = {name: tensor.double() for name, tensor in tensors(LAYERS).items()}
+    rows = torch.randn(9, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def channel_mixing(given):
+        entering = given + (torch.cat([torch.zeros_like(given[:1]), given[:-1]]) - given) * at("ffn.x_k").flatten()
+        return linear(linear(entering, at("ffn.key.weight")).relu() ** 2, at("ffn.value.weight"))
+
+    def at(part):
+        return known[f"model.layers.0.{part}"]
+
+    loops = Agreement(record_property, "rwkv7", paper="the equations, token by token")
+    loops.functions(
+        lambda given: mixing(given[None])[0],
+        lambda given: time_mixing(given, lambda part: at(f"attn.{part}"), None)[0],
+        rows,
+        tolerance=1e-10,
+    )
+    loops = Agreement(record_property, "rwkv7_channel", paper="the equations")
+    loops.functions(lambda given: channel(given[None])[0], channel_mixing, rows, tolerance=1e-10)
 
 
 def test_it_is_written_as_it_was_read(folder, tmp_path):

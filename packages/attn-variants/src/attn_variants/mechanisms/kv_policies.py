@@ -132,7 +132,9 @@ class SnapKV(EvictingPolicy):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyConfig):
-        """`budget` keys stay, of which the `window` latest, whose queries vote; votes are averaged over `pool` keys."""
+        """After every `interval` tokens `budget` keys stay. The queries of the `window` latest of them vote for others,
+        and votes are averaged over `pool` keys.
+        """
 
         budget: int = 1024
         interval: int = 1024
