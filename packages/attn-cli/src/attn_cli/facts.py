@@ -11,7 +11,7 @@ from typing import Any
 from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Rotary, Shape, installed, state_bytes
 from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
-from attn_core.graph_safety import REPLAYED, always_as_many, gathers, plans_on_the_host, state_reason
+from attn_core.graph_safety import ASKS_THE_HOST, REPLAYED, always_as_many, gathers, plans_on_the_host, state_reason
 from attn_core.kernels.attend import PagedAttendKernel, paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
@@ -151,6 +151,8 @@ def eager_reason(
     recorded."""
     if not mechanism.can(Capability.INCREMENTAL):
         return REPLAYED
+    if mechanism.asks_the_host and max_query_len == 1:
+        return ASKS_THE_HOST
     reason = state_reason(f"mechanism {mechanism.name!r}", mechanism.state(config), max_query_len)
     if reason is not None or (max_query_len == 1 and _always_as_many(mechanism, config)):
         return reason

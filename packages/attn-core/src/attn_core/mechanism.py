@@ -145,6 +145,8 @@ class Mechanism(ABC):
     Config: ClassVar[type[MechanismConfig]] = MechanismConfig
     sequential: ClassVar[bool] = False
     """Whether each token's computation needs the previous token's result: a loop, recompiled for every length."""
+    asks_the_host: ClassVar[bool] = False
+    """Whether steps need the number of cached tokens of each request on the host, so that they cannot be recorded."""
     counts_from_start: ClassVar[bool] = False
     """Whether layers count something from the first row, real or padding, in every config: blocks, or positions."""
     used_by: ClassVar[tuple[str, ...]] = ()
@@ -221,10 +223,7 @@ class Mechanism(ABC):
         """
 
     def share_weights(self, layers: Sequence[tuple[MechanismConfig, Any]]) -> None:  # noqa: B027 -- most share none
-        """Tie weights between the layers of one model; `layers` has the config and the module of each, in order.
-
-        A model calls this once, after all its layers are built. By default no weights are shared.
-        """
+        """Tie weights between a model's layers, if any; `layers` has the config and the module of each, in order."""
 
     @abstractmethod
     def state(self, config: MechanismConfig) -> StateSpecs:

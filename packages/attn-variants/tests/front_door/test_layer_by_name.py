@@ -7,7 +7,7 @@ import sys
 import attn_variants
 import pytest
 import torch
-from attn_core import installed
+from attn_core import Capability, installed
 from attn_core.errors import InvalidValue, UnknownName
 
 
@@ -120,7 +120,9 @@ def test_nested_tensors_are_refused_by_name(mechanism, layout):
     own = {"source": rows} if built.mechanism_config.cross else {}
     for call in (
         lambda: built(rows, **own),
-        lambda: attn_variants.MultiheadAttention(16, 4, mechanism=name)(rows, rows, rows),
+        lambda: attn_variants.MultiheadAttention(16, 4, mechanism=name, bias=mechanism.can(Capability.BIAS))(
+            rows, rows, rows
+        ),
     ):
         with pytest.raises(InvalidValue) as raised:
             call()

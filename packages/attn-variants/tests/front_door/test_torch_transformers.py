@@ -25,7 +25,8 @@ def quietly():
 
 
 def attention(name, **options):
-    return MultiheadAttention(WIDTH, HEADS, mechanism=name, **{**MECHANISMS[name].sketch, **options})
+    options = {"bias": MECHANISMS[name].can(Capability.BIAS), **MECHANISMS[name].sketch, **options}
+    return MultiheadAttention(WIDTH, HEADS, mechanism=name, **options)
 
 
 def directly(module, rows, padded, source=None):

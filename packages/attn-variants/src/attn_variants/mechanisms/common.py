@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,3 +119,33 @@ def whole_numbers(field: str, values: object, least: int = 0) -> tuple[int, ...]
     if not all(is_whole(one) and one >= least for one in whole):
         raise InvalidValue.of(field, values, f"a list of whole numbers from {least}")
     return tuple(whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When rows leave a cache: after every `interval` tokens, all but `budget` of them for each key/value head.
+
+    The last `window` queries before that vote by their weights, and their keys stay. The votes for other keys are
+    averaged over `pool` neighbours. With `together`, all heads vote for the same rows.
+    """
+
+    budget: int
+    interval: int = 1
+    window: int = 1
+    pool: int = 1
+    together: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The most rows that are kept."""
+        return self.budget + self.interval
+
+    def filled(self, tokens: int) -> int:
+        """The number of rows that are kept of that many tokens."""
+        first = (self.budget // self.interval + 1) * self.interval
+        return tokens if tokens < first else self.budget + tokens % self.interval
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Split the tokens from `start` to `stop` where rows leave: the start and the end of each piece."""
+        for border in range(start // self.interval * self.interval, stop, self.interval):
+            yield max(start, border), min(stop, border + self.interval)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -23,13 +23,11 @@ from attn_core import (
     installed,
 )
 from attn_core.checks import require_whole
+from attn_core.computation import Computation
 from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import InvalidValue, UserError
 
-from attn_variants.mechanisms.common import DECODER
-
-if TYPE_CHECKING:
-    from attn_variants.mechanisms.kv_policies_layers import Schedule
+from attn_variants.mechanisms.common import DECODER, Schedule
 
 SCORES = frozenset({"scaled_dot", "dot"})
 MODIFIERS = frozenset({"alibi", "soft_cap", "function"})
@@ -69,6 +67,7 @@ class EvictingPolicy(ComputedMechanism):
     counts_from_start = True  # intervals are counted from the first row
     capabilities = DECODER - {Capability.SHARES_KV} | {Capability.CHOOSES}
     sequential = True
+    asks_the_host = True
 
     Config: ClassVar[type[PolicyConfig]]
 
@@ -126,7 +125,7 @@ class SnapKV(EvictingPolicy):
     )
     equation = (
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{S_i}^\top}{\sqrt{d_k}}\right) V_{S_i},\quad"
-        r" S_{ni} = W \cup \mathrm{top}_{b - w}\; \mathrm{pool}\Big(\sum_{t \in W} \alpha_{tj}\Big)"
+        r" S_{ni} = W \cup \mathrm{top}_{b - w}\; \mathrm{pool}\left(\sum_{t \in W} \alpha_{tj}\right)"
     )
     sketch: ClassVar = {"budget": 4, "interval": 4, "window": 2, "pool": 1}
 
@@ -152,8 +151,6 @@ class SnapKV(EvictingPolicy):
 
     def schedule(self, config: MechanismConfig) -> Schedule:
         """That of the options."""
-        from attn_variants.mechanisms.kv_policies_layers import Schedule
-
         own = self.Config.of(config)
         return Schedule(budget=own.budget, interval=own.interval, window=own.window, pool=own.pool)
 
@@ -162,6 +159,7 @@ class Tova(EvictingPolicy):
     """Each token beyond the budget evicts the key with the least weight for the newest query, over all heads."""
 
     name = "tova"
+    counts_from_start = False  # a row leaves with every token
     summary = "a cache of constant size that drops the key with the least weight for the newest query"
     paper = Paper(
         title="Transformers are Multi-State RNNs",
@@ -188,8 +186,6 @@ class Tova(EvictingPolicy):
 
     def schedule(self, config: MechanismConfig) -> Schedule:
         """A row leaves with every token."""
-        from attn_variants.mechanisms.kv_policies_layers import Schedule
-
         return Schedule(budget=self.Config.of(config).budget, together=True)
 
 
@@ -238,6 +234,10 @@ class Quest(DeclaredMechanism):
 
         own = self.Config.of(config)
         return PagesInner(self.spec(config), block=own.block, top=own.top)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """The choice of pages and the attention to them by the mechanism's own module."""
+        return (Computation(part="bounds and chosen pages"),)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections, two products for the bound of each page, and all pairs, as pages that were not

@@ -18,38 +18,9 @@ from attn_variants.attention.step import cos_sin_of_batch
 from attn_variants.compute.distribution import distribute
 from attn_variants.compute.modifiers import modify
 from attn_variants.compute.pairs import Pairs
-from attn_variants.compute.plain import attention_weights, summed
+from attn_variants.compute.plain import summed
+from attn_variants.mechanisms.common import Schedule
 from attn_variants.scores import scores
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """When rows leave a cache: after every `interval` tokens, all but `budget` of them for each key/value head.
-
-    The last `window` queries before that vote by their weights, and their keys stay. The votes for other keys are
-    averaged over `pool` neighbours. With `together`, all heads vote for the same rows.
-    """
-
-    budget: int
-    interval: int = 1
-    window: int = 1
-    pool: int = 1
-    together: bool = False
-
-    @property
-    def rows(self) -> int:
-        """The most rows that are kept."""
-        return self.budget + self.interval
-
-    def filled(self, tokens: int) -> int:
-        """The number of rows that are kept of that many tokens."""
-        first = (self.budget // self.interval + 1) * self.interval
-        return tokens if tokens < first else self.budget + tokens % self.interval
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Split the tokens from `start` to `stop` where rows leave: the start and the end of each piece."""
-        for border in range(start // self.interval * self.interval, stop, self.interval):
-            yield max(start, border), min(stop, border + self.interval)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +224,7 @@ class PagesInner(InnerAttention, nn.Module):
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
         """Attention weights [batch, heads, query, key], zero outside the chosen pages."""
         if not operands.key.shape[1]:
-            return attention_weights(self.spec, operands)
+            return wide(operands.query).transpose(1, 2)[..., :0]
         query, key = (wide(part).transpose(1, 2) for part in (operands.query, operands.key))
         pairs = ChosenPairs(self.spec, query, key, operands, self._seen(operands))
         return distribute(pairs, modify(pairs, scores(pairs)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import (
     Capability,
@@ -40,6 +40,7 @@ class Rwkv7(ComputedMechanism):
     name = "rwkv7"
     summary = "a generalised delta rule: decay, erasure and rate of learning per channel, computed from two tokens"
     used_by = ("RWKV-7",)
+    sketch: ClassVar = {"decay_rank": 4, "rate_rank": 4, "gate_rank": 4}
     paper = RWKV7
     equation = (
         r"S_t = S_{t-1}\left(\mathrm{diag}(w_t) - \hat\kappa_t (a_t \odot \hat\kappa_t)^\top\right)"

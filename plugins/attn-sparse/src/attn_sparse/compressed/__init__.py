@@ -40,7 +40,7 @@ class Compressed(ComputedMechanism):
     equation = (
         r"o_i = R_{-i} \sum_{e \in W_i \cup S_i} \frac{\exp(q_i^\top e / \sqrt d)}"
         r"{\exp(b) + \sum_{e'} \exp(q_i^\top e' / \sqrt d)}\, e,\quad"
-        r" e_w = R_{mw} \mathrm{RMSNorm}\Big(\sum_{j \in w} \mathrm{softmax}_j(z_j + B_j) \odot u_j\Big),\quad"
+        r" e_w = R_{mw} \mathrm{RMSNorm}\left(\sum_{j \in w} \mathrm{softmax}_j(z_j + B_j) \odot u_j\right),\quad"
         r" S_i = \mathrm{top}_{k,\, mw + m \le i + 1} \sum_h w^I_{ih}\, \mathrm{ReLU}(q^I_{ih} \cdot e^I_w)"
     )
     sketch: ClassVar = {"window": 2, "every": 2, "top": 2, "index_heads": 2, "index_size": 8, "query_latent": 8} | {
