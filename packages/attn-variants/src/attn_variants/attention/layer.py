@@ -12,6 +12,7 @@ import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.checks import require_no_module
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.inner import require_plain
 from attn_core.kernels.block import AttentionParts
 from torch import Tensor, nn
 
@@ -40,12 +41,14 @@ class SpecLayer(Projections):
     attention weights are set to zero when training on whole sequences. `counts` says that it attends to a source and
     needs positions, which are counted from the first real token of each.
 
-    Subclasses that compute more than the spec clear `only_spec`; those that give kernels positions of their own, which
-    would count from the first row of the first of several documents, set `own_positions`.
+    Subclasses that compute more than the spec clear `only_spec`; those whose attention no kernel computes set
+    `computes_itself`, as inner modules do; those that give kernels positions of their own, which would count from the
+    first row of the first of several documents, set `own_positions`.
     """
 
     only_spec: ClassVar[bool] = True
     own_positions: ClassVar[bool] = False
+    computes_itself: ClassVar[bool] = False
     splits_tokens: ClassVar[bool] = True
 
     def __init__(
@@ -86,10 +89,12 @@ class SpecLayer(Projections):
     def use_kernel(self, name: str | None) -> None:
         """Use the kernel of this name from now on; None chooses the cheapest that supports each call.
 
-        Raises `UnknownName` for a name of no kernel, and `Incompatible` where the inner module computes attention for
-        which the kernel cannot be selected.
+        Raises `UnknownName` for a name of no kernel, and `Incompatible` where the layer or its inner module computes
+        attention for which the kernel cannot be selected.
         """
         kernels = AttentionKernels(self.spec, name)
+        if self.computes_itself:
+            require_plain(name, type(self).__name__)
         if self.inner is not None:
             self.inner.use_kernel(name)
         self.kernels = kernels

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Heads, LayerState, RaggedBatch
-from attn_core.inner import require_plain
 from attn_core.masking import of_query_heads, shares, wide
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -134,15 +133,11 @@ class HeavyHitterLayer(SpecLayer):
 
     only_spec = False
     own_positions = True
+    computes_itself = True
 
     def __init__(self, spec: AttentionSpec, budget: Budget, *, hidden_size: int, bias: bool) -> None:
         super().__init__(spec, hidden_size=hidden_size, bias=bias)
         self.budget = budget
-
-    def use_kernel(self, name: str | None) -> None:
-        """Raise `UnknownName` for a name of no kernel, and `Incompatible` for a kernel but "plain": none can do it."""
-        super().use_kernel(name)
-        require_plain(name, "h2o")
 
     def weights(
         self,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, LayerState, RaggedBatch
-from attn_core.inner import require_plain
 from attn_core.masking import allowed_pairs, of_query_heads, positions, wide
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d, pad
@@ -62,15 +61,11 @@ class EvictingLayer(SpecLayer):
 
     only_spec = False
     own_positions = True
+    computes_itself = True
 
     def __init__(self, spec: AttentionSpec, schedule: Schedule, *, hidden_size: int, bias: bool) -> None:
         super().__init__(spec, hidden_size=hidden_size, bias=bias)
         self.schedule = schedule
-
-    def use_kernel(self, name: str | None) -> None:
-        """Raise `UnknownName` for a name of no kernel, and `Incompatible` for a kernel but "plain": none can do it."""
-        super().use_kernel(name)
-        require_plain(name, "a policy that evicts rows")
 
     def weights(
         self,
