@@ -61,11 +61,18 @@ def engine_of(model: Decoder, *, eager: bool, small: bool) -> Engine:
         max_cudagraph_capture_size=tokens,
         enforce_eager=eager,
     )
-    engine = build_engine(model, None, config, kv_cache_tokens=512 if small else 32768)
-    runner = engine._runner  # noqa: SLF001 -- where there are no graphs, their steps are computed anew
-    if runner.device.type != "cuda" and not eager:
-        runner.graphs = StepGraphs(model, runner.store, Rerun(), StepLimits(tokens, sequences))
+    engine = recording(model, config, kv_cache_tokens=512 if small else 32768)
     engine.warm_up()
+    return engine
+
+
+def recording(model: Decoder, config: EngineConfig, kv_cache_tokens: int) -> Engine:
+    """An engine that records its steps unless the config forbids it; without graphs, it computes them anew."""
+    engine = build_engine(model, None, config, kv_cache_tokens=kv_cache_tokens)
+    runner = engine._runner  # noqa: SLF001 -- no option asks for graphs that are computed anew
+    if runner.device.type != "cuda" and not config.enforce_eager:
+        limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
+        runner.graphs = StepGraphs(model, runner.store, Rerun(), limits)
     return engine
 
 

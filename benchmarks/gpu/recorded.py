@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from engine_gpu import TINY, random_model
+from prompt_steps import recording
 
-from attn_engine import Engine, Request, build_engine  # isort: skip -- engine_gpu has made known what these find
-from attn_engine.graphs import Rerun, StepGraphs, StepLimits  # isort: skip
+from attn_engine import Engine, Request  # isort: skip -- engine_gpu has made known what these find
 from attn_models.decoder.decoder import Decoder  # isort: skip
 from attn_schema import EngineConfig, SamplingParams  # isort: skip
 
@@ -70,11 +70,7 @@ def engine_of(model: Decoder, way: Way, longest: int, chunk: int, *, eager: bool
         max_num_seqs=4, max_num_batched_tokens=chunk, max_cudagraph_capture_size=chunk, enforce_eager=eager,
         async_scheduling=way.asynchronous and not eager,
     )  # fmt: skip
-    engine = build_engine(model, None, config, kv_cache_tokens=longest + 256)
-    runner = engine._runner  # noqa: SLF001 -- where there are no graphs, their steps are computed anew
-    if runner.device.type != "cuda" and not eager:
-        runner.graphs = StepGraphs(model, runner.store, Rerun(), StepLimits(chunk, 4))
-    return engine
+    return recording(model, config, kv_cache_tokens=longest + 256)
 
 
 def forget(device: str) -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import bars
+import everything
 
 RUN = Path(__file__).with_name("run.sh")
-ALONE = ("engine_gpu", "prompt_steps", "train_gpu")
+ALONE = [table.part.module for table in everything.ALONE if table.part.module != "sanitizer"]
 """The parts that take a run of their own; compute-sanitizer needs a GPU."""
 OF_CUDA = ("beside_fla", "rowwise.compiled", "growth")
 """Parts that measure nothing on a CPU: their rows say so."""
