@@ -223,7 +223,7 @@ class Mechanism(ABC):
         """
 
     def share_weights(self, layers: Sequence[tuple[MechanismConfig, Any]]) -> None:  # noqa: B027 -- most share none
-        """Tie weights between a model's layers, if any; `layers` has the config and the module of each, in order."""
+        """Tie weights of a model's layers, once all are built; `layers` has each one's config and module, in order."""
 
     @abstractmethod
     def state(self, config: MechanismConfig) -> StateSpecs:

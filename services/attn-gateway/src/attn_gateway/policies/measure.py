@@ -137,8 +137,6 @@ class Measured:
         metrics.observe("attn_call_duration_seconds", (record.method,), seconds)
         facts: dict[str, Any] = {"model": record.model, "tenant": record.tenant}
         usage = record.usage
-        if usage is None and record.call.observe is not None:  # it failed or was cancelled, after its prompt was read
-            metrics.count("attn_prompt_tokens", labels, record.call.charge.prompt_tokens)
         if usage is not None:
             metrics.observe("attn_e2e_request_latency_seconds", labels, seconds)
             if usage.queue_time is not None:
@@ -149,6 +147,8 @@ class Measured:
             metrics.count("attn_prefix_cache_queries", labels, usage.prompt_tokens)
             metrics.count("attn_prefix_cache_hits", labels, usage.cached_tokens)
             facts |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        elif record.call.observe is not None:  # it failed or was cancelled, after its prompt was read
+            metrics.count("attn_prompt_tokens", labels, record.call.charge.prompt_tokens)
         if record.first_token is not None:
             facts["first_token_seconds"] = round(record.first_token, 6)
         facts = {name: value for name, value in facts.items() if value != ""}
