@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from attn_core import LayerState, RaggedBatch, installed
@@ -80,9 +80,9 @@ class GatedDeltaLayer(nn.Module):
     which decays, and the last of which is read.
     """
 
-    gating = staticmethod(silu)
-    chunked = staticmethod(by_chunks)
-    effective = staticmethod(weights)
+    gating: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(silu)
+    chunked: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(by_chunks)
+    effective: ClassVar[Callable[[Rule], Tensor]] = staticmethod(weights)
 
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class GatedDeltaLayer(nn.Module):
         mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
         mixed, tail = convolved(mixed, self.filters, None, tail)
         sizes = self.sizes
-        widths = sizes.into, sizes.writes * sizes.into, sizes.writes * sizes.out
+        widths = [sizes.into, sizes.writes * sizes.into, sizes.writes * sizes.out]
         query, key, value = torch.split(mixed, widths, dim=-1)
         decay = -wide(self.rate).exp() * softplus(wide(projected.fade) + wide(self.fade_bias))
         strength = wide(projected.strength).sigmoid() * self.strongest
