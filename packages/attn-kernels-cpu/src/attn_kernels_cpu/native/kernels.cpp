@@ -80,6 +80,11 @@ void attn_attention(const WholeAttention* a) { attention(*a); }
 // The gradients of queries, keys and values; the caller must initialize those of keys and values with zeros.
 void attn_attention_changes(const WholeAttention* a, const WholeAttentionChange* c) { attention_changes(*a, *c); }
 
+void attn_attend_paged(const PagedAttention* a) {
+  const Heads& heads = a->heads;
+  attend({Rows{a->query, (int64_t)heads.query * heads.size, a->out}, a->key, a->value, heads, a->seen, a->tokens, a->scale, 0}, a->threads);
+}
+
 // Applies blocks to `hidden` one after another.
 void attn_blocks(const Layer* const* layers, int count, float* hidden) {
   for (int i = 0; i < count; i++) {
