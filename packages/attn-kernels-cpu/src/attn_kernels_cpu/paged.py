@@ -30,7 +30,8 @@ def window_of(spec: AttentionSpec) -> int | None:
 
 def scale_of(spec: AttentionSpec) -> float:
     """The factor of scores of scaled dot products."""
-    return getattr(spec.score, "scale", None) or spec.heads.key_size**-0.5
+    scale: float | None = getattr(spec.score, "scale", None)
+    return scale or spec.heads.key_size**-0.5
 
 
 def seen(batch: RaggedBatch, window: int | None, rows: RowsInPlace) -> Seen:
