@@ -113,7 +113,7 @@ def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name
         ids = torch.tensor([[*one.token_ids, *(token for token, _ in told[one.id])]])
         trained = model(ids[:, :-1])[0, -8:].log_softmax(-1).gather(1, ids[0, -8:, None])[:, 0]
         sampled = torch.tensor([logprob for _, logprob in told[one.id]])
-        assert (trained - sampled).abs().max() < 1e-6
+        assert (trained - sampled).abs().max() < 2e-6
 
 
 def packs(name: str) -> bool:

@@ -68,11 +68,12 @@ def in_chunks(
     return torch.cat(outs, dim=2), memory
 
 
-def faded(pairs: Tensor, total: Tensor) -> Tensor:
-    """The `pairs` [batch, heads, tokens, tokens] of query i and key j times e^(total_i - total_j) for j ≤ i, else zero;
-    `total` [batch, heads, tokens, 1] are sums of log decays."""
-    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
-    return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
+def faded(pairs: Tensor, total: Tensor, seen: Tensor | None = None, *, reach: int = 0) -> Tensor:
+    """The `pairs` [batch, heads, tokens, tokens] of query i and key j times e^(seen_i - total_j) for j ≤ i + reach, and
+    zero for others; `total` [batch, heads, tokens, 1] are sums of log decays, as are `seen`, the same if None."""
+    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1 + reach)
+    passed = (total if seen is None else seen) - total.transpose(-1, -2)
+    return pairs * passed.masked_fill(later, -torch.inf).exp()
 
 
 def stepped(
