@@ -133,7 +133,7 @@ class PromptEmbeddings:
 
     `positions` [axes, tokens], int64, are the rotary positions of the prompt's tokens where these are not their places;
     the tokens after the prompt go on from the largest one, on all axes. The tokens of each of the `groups`, from a
-    place to an exclusive end, see each other, and are computed in one step.
+    place to an exclusive end, see each other, within the window of a layer, and are computed in one step.
     """
 
     places: tuple[int, ...]
@@ -157,8 +157,7 @@ class PlacedRows:
     [places], int64.
 
     `positions` [axes, tokens], int64, are the rotary positions of all tokens, None if they are those of the batch.
-    `seen` [2, tokens], int64, are the first and the last position of the group of each token, which sees all of it,
-    None if no token has one.
+    `seen` [tokens], int64, is the last position that each token sees, None if that is its own for all.
     """
 
     places: Tensor

@@ -125,8 +125,8 @@ class GivenAttention:
         return out.view(1, len(query), query.shape[1], value.shape[-1])
 
     def see_groups(self, out: Tensor, query: Tensor, seen: Tensor, batch: RaggedBatch, state: Any) -> Tensor:
-        """The outputs of a `step`, [1, tokens, heads, value_size], with those of the tokens that see all of their
-        group, for queries [1, heads, tokens, size]; `seen` is that of `PlacedRows`.
+        """The outputs of a `step`, [1, tokens, heads, value_size], with those of the tokens that see later ones,
+        for queries [1, heads, tokens, size]; `seen` is that of `PlacedRows`.
 
         Raises `Incompatible` for attention with sinks.
         """
@@ -134,15 +134,14 @@ class GivenAttention:
             raise Incompatible("tokens that see later ones are not supported with attention sinks")
         caps = [each.cap for each in self.spec.modifiers if isinstance(each, SoftCap)]
         for span in batch.spans():
-            rows, (first, last) = slice(span.start, span.stop), seen[:, span.start : span.stop, None]
-            own = batch.positions[rows, None]
+            rows = slice(span.start, span.stop)
+            own, last = batch.positions[rows, None], seen[rows, None]
             if not bool((last > own).any()):
                 continue
             cached = state["kv"].rows([span.request])
             keys, values = (cached.fields[name][0].transpose(0, 1) for name in ("key", "value"))
             at = cached.positions[0]
-            before = at <= own if self.window is None else (at <= own) & (at > own - self.window)
-            visible = before | ((at >= first) & (at <= last))
+            visible = at <= last if self.window is None else (at <= last) & (at > own - self.window)
             if cached.key_padding_mask is not None:
                 visible &= cached.key_padding_mask[0]
             groups = query.shape[1] // len(keys)
@@ -200,7 +199,7 @@ def _recorded(
     refused = [name for name in REFUSED_ARGUMENTS if given.get(name) is not None]
     if refused:
         raise Incompatible(f"its attention takes {', '.join(refused)}, which is not supported")
-    if not isinstance(rule, MaskRule) or not getattr(module, "is_causal", True):
+    if not isinstance(rule, MaskRule):
         raise Incompatible(f"{type(module).__name__} is not causal self-attention")
     if key.shape[2] != query.shape[2]:
         raise Incompatible(f"{type(module).__name__} attends to other tokens than those of the text")
@@ -289,6 +288,8 @@ class TransformersModel(nn.Module):
                 if caught is not None and _body is self.text_model:
                     caught.update(named)
                     raise TextReachedError
+                if isinstance(named.get("attention_mask"), MaskRule):
+                    named["attention_mask"] = None  # the text model makes a rule of its own
                 if given is not None and _body is self._body:
                     return self._output(last_hidden_state=given)
                 out = _own(*args, **named)

@@ -219,7 +219,7 @@ class TransformersImages(ImagePrompts):
                 **self._on_device(prompt.inputs or {}), **fixed, output_logits=True, return_dict_in_generate=True
             )
         border = given.groups[0][1] if given.groups else given.places[len(given.places) // 4] + 1
-        ends = [*sorted({min(border, length - 1), length}), *range(length + 1, length + TRIED_TOKENS)]
+        ends = [*sorted({border, length}), *range(length + 1, length + TRIED_TOKENS)]
         found = self._steps(wanted.sequences[0], ends, given)
         for logits, step in zip(found[-TRIED_TOKENS:], wanted.logits, strict=True):
             off = float((logits - step[0].float()).abs().max() / step.float().abs().max().clamp(min=1e-6))

@@ -42,7 +42,7 @@ def placed_rows(parts: Sequence[Part], positions: Tensor) -> PlacedRows:
     places, rows = list[int](), list[Tensor]()
     tables = [part.given.positions for part in parts if part.given is not None]
     axes = max((len(table) for table in tables if table is not None), default=0)
-    own, seen = positions.repeat(axes, 1), positions.repeat(2, 1)
+    own, seen = positions.repeat(axes, 1), positions.clone()
     for part in parts:
         given, span = part.given, slice(offset, offset + part.rows)
         offset += part.rows
@@ -57,8 +57,7 @@ def placed_rows(parts: Sequence[Part], positions: Tensor) -> PlacedRows:
             after = at + (table.max() + 1 - count)
             own[:, span] = torch.where(at < count, table[:, at.clamp(max=count - 1)], after)
         for begin, end in part.groups:
-            within = (at >= begin) & (at < end)
-            seen[0, span][within], seen[1, span][within] = begin, end - 1
+            seen[span][(at >= begin) & (at < end)] = end - 1
     return PlacedRows(
         torch.tensor(places, dtype=torch.int64, device=device),
         torch.cat(rows),
