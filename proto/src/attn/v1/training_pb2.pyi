@@ -451,6 +451,10 @@ class LoraConfig(_message.Message):
     USE_RSLORA_FIELD_NUMBER: _builtins.int
     USE_DORA_FIELD_NUMBER: _builtins.int
     BASE_QUANTIZATION_FIELD_NUMBER: _builtins.int
+    RANK_PATTERN_FIELD_NUMBER: _builtins.int
+    ALPHA_PATTERN_FIELD_NUMBER: _builtins.int
+    MODULES_TO_SAVE_FIELD_NUMBER: _builtins.int
+    TRAINABLE_TOKEN_INDICES_FIELD_NUMBER: _builtins.int
     lora_rank: _builtins.int
     """Rank of the LoRA adapter; all weights are trained if not given."""
     lora_alpha: _builtins.float
@@ -465,7 +469,23 @@ class LoraConfig(_message.Message):
     """Quantization of the frozen weights of the base: none, int8 or int4."""
     @_builtins.property
     def lora_target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Linear layers that get an adapter, by name suffix, such as q_proj; all linear layers of the blocks if empty."""
+        """Layers that get an adapter, by name suffix, such as q_proj; all linear layers of the blocks if empty."""
+
+    @_builtins.property
+    def rank_pattern(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ranks of single layers, as PATTERN=RANK; patterns match the ends of names, as in PEFT."""
+
+    @_builtins.property
+    def alpha_pattern(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Values of lora_alpha for single layers, as PATTERN=ALPHA."""
+
+    @_builtins.property
+    def modules_to_save(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Layers all of whose weights are trained and saved with the adapter: embed_tokens, lm_head."""
+
+    @_builtins.property
+    def trainable_token_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of the tokens whose embeddings are trained."""
 
     def __init__(
         self,
@@ -477,10 +497,14 @@ class LoraConfig(_message.Message):
         use_rslora: _builtins.bool = ...,
         use_dora: _builtins.bool = ...,
         base_quantization: _builtins.str | None = ...,
+        rank_pattern: _abc.Iterable[_builtins.str] | None = ...,
+        alpha_pattern: _abc.Iterable[_builtins.str] | None = ...,
+        modules_to_save: _abc.Iterable[_builtins.str] | None = ...,
+        trainable_token_indices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_quantization", b"_base_quantization", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "base_quantization", b"base_quantization", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_quantization", b"_base_quantization", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "base_quantization", b"base_quantization", "lora_alpha", b"lora_alpha", "lora_dropout", b"lora_dropout", "lora_rank", b"lora_rank", "lora_target_modules", b"lora_target_modules", "use_dora", b"use_dora", "use_rslora", b"use_rslora"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_quantization", b"_base_quantization", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "alpha_pattern", b"alpha_pattern", "base_quantization", b"base_quantization", "lora_alpha", b"lora_alpha", "lora_dropout", b"lora_dropout", "lora_rank", b"lora_rank", "lora_target_modules", b"lora_target_modules", "modules_to_save", b"modules_to_save", "rank_pattern", b"rank_pattern", "trainable_token_indices", b"trainable_token_indices", "use_dora", b"use_dora", "use_rslora", b"use_rslora"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_quantization: _TypeAlias = _typing.Literal["base_quantization"]  # noqa: Y015
     _WhichOneofArgType__base_quantization: _TypeAlias = _typing.Literal["_base_quantization", b"_base_quantization"]  # noqa: Y015
