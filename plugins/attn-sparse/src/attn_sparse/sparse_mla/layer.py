@@ -7,6 +7,7 @@ from attn_core import Fields, LayerState, RaggedBatch
 from attn_core.batch import Rows
 from attn_core.errors import InvalidValue
 from attn_core.joint import weight_of
+from attn_core.kernels.base import batch_invariant
 from attn_core.masking import wide
 from torch import Tensor, nn
 
@@ -18,11 +19,11 @@ from attn_sparse.sparse_mla.options import SparseMlaConfig
 class SparseLatentLayer(nn.Module):
     """Multi-head latent attention to the tokens that an indexer selects (DeepSeek-AI 2025, arXiv 2512.02556).
 
-    Whole sequences are computed over keys and values that are expanded from the latents; steps over the latents
-    themselves, with the key matrices absorbed into the queries and the value matrices into the outputs. Learned:
-    `query_down`, `query_norm`, `query_up`, `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up` and `output`, as
-    in `mla`, also in which of them have biases, and `inner.indexer`, whose queries are computed from the normalised
-    latent of the queries.
+    Whole sequences are computed over keys and values that are expanded from the latents; steps, and all batch-invariant
+    computations, over the latents themselves, with the key matrices absorbed into the queries and the value matrices
+    into the outputs. Learned: `query_down`, `query_norm`, `query_up`, `latent`, `latent_norm`, `rotary_key`, `key_up`,
+    `value_up` and `output`, as in `mla`, also in which of them have biases, and `inner.indexer`, whose queries are
+    computed from the normalised latent of the queries.
     """
 
     read_weights = ("key_up", "value_up")
@@ -56,6 +57,10 @@ class SparseLatentLayer(nn.Module):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
+        if batch_invariant():
+            tile, fields = self._whole_fields(query, source)
+            rows = Rows(fields, tile.positions, key_padding_mask)
+            return self._out(self._over_latents(tile, rows).to(query.dtype))
         tile, memory = self._whole(query, source, key_padding_mask)
         return self._out(self.inner.read(tile, memory, self.expanded).to(query.dtype))
 
@@ -81,7 +86,8 @@ class SparseLatentLayer(nn.Module):
         for span in batch.spans():
             at = slice(span.start, span.stop)
             part = next(Tile(*(one[:, at] for one in vars(tile).values())).pieces(span.stop - span.start))
-            if batch.contexts[span.request] == 0 and span.stop - span.start > 1:
+            starts = batch.contexts[span.request] == 0 and span.stop - span.start > 1
+            if starts and not batch_invariant():
                 memory = self._expanded({name: rows[None, at] for name, rows in fresh.items()}, part.positions, None)
                 outs.append(self.inner.read(part, memory, self.expanded)[0])
             else:
@@ -89,10 +95,14 @@ class SparseLatentLayer(nn.Module):
         return self._out(torch.cat(outs).to(query.dtype))
 
     def _whole(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> tuple[Tile, Memory]:
+        tile, fields = self._whole_fields(query, source)
+        return tile, self._expanded(fields, tile.positions, key_padding_mask)
+
+    def _whole_fields(self, query: Tensor, source: Tensor | None) -> tuple[Tile, Fields]:
         if source is not None:
             raise InvalidValue.of("source", tuple(source.shape), "None, as 'sparse_mla' is self-attention")
         places = torch.arange(query.shape[1], device=query.device).expand(query.shape[0], -1)
-        return self._asked(query, places), self._expanded(self._remembered(query, places), places, key_padding_mask)
+        return self._asked(query, places), self._remembered(query, places)
 
     def _asked(self, rows: Tensor, places: Tensor) -> Tile:
         """The queries, scaled, and index queries with their weights, of rows [batch, tokens, hidden_size]."""
