@@ -117,6 +117,7 @@ SIGNATURES = {
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
+    "attn_products": (ADDRESS, ADDRESS, ADDRESS, *[ctypes.c_int64] * 3, COUNT, COUNT, COUNT, COUNT),
     "attn_rounded_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
     "attn_activate": (COUNT, ADDRESS, ADDRESS, ADDRESS, ctypes.c_int64, COUNT),
     "attn_attention": (ADDRESS,),
