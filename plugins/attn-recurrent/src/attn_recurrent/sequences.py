@@ -9,6 +9,7 @@ import torch
 from attn_core import RaggedBatch
 from attn_core.batch import Span
 from attn_core.errors import InvalidValue
+from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.recurrent_step import RecurrentStepDispatcher
 from attn_core.masking import wide
 from torch import Tensor
@@ -55,8 +56,9 @@ def in_chunks(
     one_chunk: Callable[[Parts, Tensor], tuple[Tensor, Tensor]], parts: Parts, memory: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Outputs [batch, heads, tokens, size] and the memory after the last token, computed by `one_chunk` in chunks of
-    `chunk` tokens: pairwise within a chunk, through the memory between chunks."""
-    tokens = parts.value.shape[2]
+    `chunk` tokens: pairwise within a chunk, through the memory between chunks. Token by token where results must be
+    batch-invariant."""
+    tokens, chunk = parts.value.shape[2], 1 if batch_invariant() else chunk
     if tokens == 0:
         return parts.value, memory
     if tokens <= chunk:

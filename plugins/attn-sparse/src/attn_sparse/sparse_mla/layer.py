@@ -9,6 +9,7 @@ import torch
 from attn_core import Fields, LayerState, RaggedBatch
 from attn_core.errors import InvalidValue
 from attn_core.joint import weight_of
+from attn_core.kernels.base import batch_invariant
 from attn_core.masking import wide
 from torch import Tensor, nn
 
@@ -22,11 +23,12 @@ from attn_sparse.sparse_mla.pools import PooledIndexer, PooledMemory
 class SparseLatentLayer(nn.Module):
     """Multi-head latent attention to the tokens that an indexer selects (DeepSeek-AI 2025, arXiv 2512.02556).
 
-    Whole sequences are computed over keys and values that are expanded from the latents; steps over the latents
-    themselves, with the key matrices absorbed into the queries and the value matrices into the outputs. Learned:
-    `query_down`, `query_norm`, `query_up`, `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up` and `output`, as
-    in `mla`, also in which of them have biases, and `inner.indexer`, whose queries are computed from the normalised
-    latent of the queries; with a pool also the gate that mixes index keys, `pool_gate` and `pool_bias`.
+    Whole sequences are computed over keys and values that are expanded from the latents; steps, and all batch-invariant
+    computations, over the latents themselves, with the key matrices absorbed into the queries and the value matrices
+    into the outputs. Learned: `query_down`, `query_norm`, `query_up`, `latent`, `latent_norm`, `rotary_key`, `key_up`,
+    `value_up` and `output`, as in `mla`, also in which of them have biases, and `inner.indexer`, whose queries are
+    computed from the normalised latent of the queries; with a pool also the gate that mixes index keys, `pool_gate` and
+    `pool_bias`.
     """
 
     read_weights = ("key_up", "value_up")
@@ -62,6 +64,10 @@ class SparseLatentLayer(nn.Module):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
+        if batch_invariant():
+            tile, fields = self._whole_fields(query, source)
+            memory = self._memory(_latents(fields), fields, tile.positions, key_padding_mask)
+            return self._out(self._over_latents(tile, memory).to(query.dtype))
         tile, memory = self._whole(query, source, key_padding_mask)
         return self._out(self.inner.read(tile, memory, self.expanded).to(query.dtype))
 
@@ -82,16 +88,19 @@ class SparseLatentLayer(nn.Module):
         fresh = self._append({name: rows[0] for name, rows in fresh.items()}, batch, state)
         if batch.decoding:
             one_each = Tile(*(part[0][:, None] for part in (tile.query, tile.index, tile.weights, tile.positions)))
-            return self._out(self._over_latents(one_each, state, range(batch.requests))[:, 0].to(query.dtype))
+            return self._out(
+                self._over_latents(one_each, self._cached(state, range(batch.requests)))[:, 0].to(query.dtype)
+            )
         outs = []
         for span in batch.spans():
             at = slice(span.start, span.stop)
             part = next(Tile(*(one[:, at] for one in vars(tile).values())).pieces(span.stop - span.start))
-            if batch.contexts[span.request] == 0 and span.stop - span.start > 1:
+            starts = batch.contexts[span.request] == 0 and span.stop - span.start > 1
+            if starts and not batch_invariant():
                 memory = self._expanded({name: rows[None, at] for name, rows in fresh.items()}, part.positions, None)
                 outs.append(self.inner.read(part, memory, self.expanded)[0])
             else:
-                outs.append(self._over_latents(part, state, [span.request])[0])
+                outs.append(self._over_latents(part, self._cached(state, [span.request]))[0])
         return self._out(torch.cat(outs).to(query.dtype))
 
     @property
@@ -116,10 +125,14 @@ class SparseLatentLayer(nn.Module):
         return {**kept, **open_block}
 
     def _whole(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> tuple[Tile, Memory]:
+        tile, fields = self._whole_fields(query, source)
+        return tile, self._expanded(fields, tile.positions, key_padding_mask)
+
+    def _whole_fields(self, query: Tensor, source: Tensor | None) -> tuple[Tile, Fields]:
         if source is not None:
             raise InvalidValue.of("source", tuple(source.shape), "None, as 'sparse_mla' is self-attention")
         places = torch.arange(query.shape[1], device=query.device).expand(query.shape[0], -1)
-        return self._asked(query, places), self._expanded(self._remembered(query, places), places, key_padding_mask)
+        return self._asked(query, places), self._remembered(query, places)
 
     def _asked(self, rows: Tensor, places: Tensor) -> Tile:
         """The queries, scaled, and index queries with their weights, of rows [batch, tokens, hidden_size]."""
@@ -143,26 +156,33 @@ class SparseLatentLayer(nn.Module):
         """The keys and values of every head, of cached fields [batch, tokens, size]."""
         heads, latent = self.options.num_heads, fields["latent"]
         key = _joined(torch.unflatten(self.key_up(latent), -1, (heads, self.options.nope)), fields)
-        value, pool = torch.unflatten(self.value_up(latent), -1, (heads, self.options.value)), self.options.pool
-        both = wide(key), wide(value)
+        value = torch.unflatten(self.value_up(latent), -1, (heads, self.options.value))
+        return self._memory((wide(key), wide(value)), fields, places, key_padding_mask)
+
+    def _memory(
+        self, both: tuple[Tensor, Tensor], fields: Fields, places: Tensor, key_padding_mask: Tensor | None
+    ) -> Memory:
+        """Whole sequences, whose pools are computed of their cached fields; `both` are keys and values."""
+        pool = self.options.pool
         if pool is None:
             return Memory(*both, wide(fields["index"]), places, key_padding_mask)
         kept = torch.ones_like(places, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         index, last, real = self._pooling.pools(fields["index"], fields["gate"], kept)
         return PooledMemory(*both, index, places, key_padding_mask, every=pool, last=last, kept=real)
 
-    def _over_latents(self, tile: Tile, state: LayerState, requests: Sequence[int]) -> Tensor:
-        """Outputs [requests, query, heads, value] of queries over the cached rows, which are not expanded."""
-        heads, rows = self.options.num_heads, state["latent"].rows(requests)
-        fields = {name: wide(field) for name, field in rows.fields.items()}
-        latent, pool = fields["latent"][..., None, :], self.options.pool
-        both, kept = (_joined(latent, fields), latent), rows.key_padding_mask
+    def _cached(self, state: LayerState, requests: Sequence[int]) -> Memory:
+        """The cached latents of requests, as keys and values of all heads."""
+        rows, pool = state["latent"].rows(requests), self.options.pool
+        both = _latents(rows.fields)
         if pool is None:
-            memory = Memory(*both, fields["index"], rows.positions, kept)
-        else:
-            pools = state["pools"].rows(requests)
-            of_pools = {"every": pool, "last": pools.positions, "kept": pools.key_padding_mask}
-            memory = PooledMemory(*both, wide(pools.fields["index"]), rows.positions, kept, **of_pools)
+            return Memory(*both, wide(rows.fields["index"]), rows.positions, rows.key_padding_mask)
+        pools = state["pools"].rows(requests)
+        of_pools = {"every": pool, "last": pools.positions, "kept": pools.key_padding_mask}
+        return PooledMemory(*both, wide(pools.fields["index"]), rows.positions, rows.key_padding_mask, **of_pools)
+
+    def _over_latents(self, tile: Tile, memory: Memory) -> Tensor:
+        """Outputs [requests, query, heads, value] of queries over latents, which are not expanded."""
+        heads = self.options.num_heads
         nope, rotary = torch.split(tile.query, [self.options.nope, self.options.rotary_size], dim=-1)
         into = torch.unflatten(wide(weight_of(self.key_up)), 0, (heads, -1))
         query = torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), rotary], dim=-1)
@@ -179,6 +199,12 @@ class SparseLatentLayer(nn.Module):
     def _out(self, out: Tensor) -> Tensor:
         projected: Tensor = self.output(out.flatten(-2))
         return projected
+
+
+def _latents(fields: Fields) -> tuple[Tensor, Tensor]:
+    """The keys and values that all heads share of cached fields."""
+    latent = wide(fields["latent"])[..., None, :]
+    return _joined(latent, {name: wide(field) for name, field in fields.items()}), latent
 
 
 def _joined(key: Tensor, fields: Fields) -> Tensor:
