@@ -93,7 +93,10 @@ class GatedDeltaNet(ComputedMechanism):
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """The recurrence that kernels may compute in place of the layer."""
-        sizes = self.Config.of(config).sizes
+        own = self.Config.of(config)
+        if not own.by_kernels:
+            return None
+        sizes = own.sizes
         layout = Heads(query=sizes.heads, key_value=sizes.heads, key_size=sizes.key, value_size=sizes.value)
         return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
 

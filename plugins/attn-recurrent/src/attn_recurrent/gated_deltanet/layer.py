@@ -91,7 +91,7 @@ class GatedDeltaLayer(nn.Module):
         self.strongest = 2.0 if config.allow_neg_eigval else 1.0
         self.plan = RecurrenceDispatcher(installed().kernels)
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
-        self.step_spec = config.step
+        self.by_kernels, self.step_spec = config.by_kernels, config.step
         self.joint: Joint | None = None
         self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.key = nn.Linear(hidden_size, sizes.writes * sizes.into, bias=bias)
@@ -192,7 +192,7 @@ class GatedDeltaLayer(nn.Module):
         """The result of `by_chunks`, computed by a kernel if that is faster; `rows` [batch, tokens, hidden_size] are
         the layer's input.
         """
-        if self.sizes.writes > 1:
+        if not self.by_kernels:
             out, memory = self.chunked(rule, memory, self.chunk)
             return out[:, :, self.sizes.writes - 1 :: self.sizes.writes], memory
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
@@ -200,7 +200,7 @@ class GatedDeltaLayer(nn.Module):
         single = rows.shape[1] == 1
         found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=1.0)
         if found is None:
-            return self.chunked(rule, memory, self.chunk)
+            return by_chunks(rule, memory, self.chunk)
         out, memory = found
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
