@@ -38,7 +38,7 @@ class Correction(InnerAttention, nn.Module):
         def read(first: Tensor, second: Tensor, seen: Tensor) -> Tensor:
             return corrected(first, second, key, seen) @ value
 
-        pieces = zip(*(part.split(length, dim=2) for part in (*both, allowed)), strict=True)
+        pieces = zip(*(torch.split(part, length, dim=2) for part in (*both, allowed)), strict=True)
         # Scores are not stored for the backward pass, which recomputes them piece by piece.
         again = both[0].shape[2] > length and torch.is_grad_enabled()
         out = [checkpoint(read, *piece, use_reentrant=False) if again else read(*piece) for piece in pieces]

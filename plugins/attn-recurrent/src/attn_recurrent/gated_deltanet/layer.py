@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from attn_core import LayerState, RaggedBatch, installed
@@ -80,9 +80,9 @@ class GatedDeltaLayer(nn.Module):
     which decays, and the last of which is read.
     """
 
-    gating: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(silu)
-    chunked: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(by_chunks)
-    effective: ClassVar[Callable[[Rule], Tensor]] = staticmethod(weights)
+    gating: Callable[[Tensor], Tensor] = staticmethod(silu)
+    chunked: Callable[..., tuple[Tensor, Tensor]] = staticmethod(by_chunks)
+    effective: Callable[[Rule], Tensor] = staticmethod(weights)
 
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__()
