@@ -54,7 +54,8 @@ class Comba(GatedDeltaNet):
         """A new `CombaLayer`."""
         from attn_recurrent.comba.layer import CombaLayer
 
-        return CombaLayer(self.Config.of(config))
+        own = self.Config.of(config)
+        return CombaLayer(own, own.correction)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """That of `gated_deltanet`, with two numbers for each key head."""

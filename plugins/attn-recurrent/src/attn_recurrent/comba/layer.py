@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from attn_core.masking import wide
 from torch import Tensor, nn
 
+from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
 from attn_recurrent.gated_deltanet.rule import one_chunk, weights
 from attn_recurrent.sequences import in_chunks
-
-if TYPE_CHECKING:
-    from attn_recurrent.comba import CombaConfig
 
 
 class CombaLayer(GatedDeltaLayer):
@@ -27,10 +24,10 @@ class CombaLayer(GatedDeltaLayer):
     chunked = staticmethod(partial(in_chunks, partial(one_chunk, before=True)))
     effective = staticmethod(partial(weights, before=True))
 
-    def __init__(self, config: CombaConfig) -> None:
+    def __init__(self, config: GatedDeltaConfig, correction: float) -> None:
         super().__init__(config)
         self.feedback = nn.Parameter(torch.ones(config.sizes.key_heads))
-        self.correction = nn.Parameter(torch.full((config.sizes.key_heads,), float(config.correction)))
+        self.correction = nn.Parameter(torch.full((config.sizes.key_heads,), float(correction)))
 
     def _asked(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries less a part of their keys, and keys, [batch, key_heads, tokens, key], before they are normalised."""

@@ -12,7 +12,7 @@ from attn_models.decoder.layers import MixedPrecisionRMSNorm
 from attn_models.decoder.mixture_of_experts import EPSILON, DeepseekV3Router
 from torch import Tensor, nn
 
-from attn_sparse.deepseek_v4 import DeepseekV4Config
+from attn_sparse.streams import StreamConfig
 from attn_sparse.streams.model import StreamBlock, StreamDecoder, mixing_weights
 
 DIGITS = 3
@@ -50,7 +50,7 @@ class HashRouter(RootRouter):
 
     table: Tensor
 
-    def __init__(self, config: DeepseekV4Config) -> None:
+    def __init__(self, config: StreamConfig) -> None:
         super().__init__(config)
         del self.correction
         rows, places = torch.arange(config.vocab_size)[:, None], torch.arange(self.chosen)
@@ -69,7 +69,7 @@ class HashRouter(RootRouter):
 class DeepseekV4Block(StreamBlock):
     """A block whose experts are chosen by roots of scores or, if it is `hashed`, by the digits of the token's id."""
 
-    def __init__(self, config: DeepseekV4Config, attention: LayerAttention, *, sparse: bool, hashed: bool) -> None:
+    def __init__(self, config: StreamConfig, attention: LayerAttention, *, sparse: bool, hashed: bool) -> None:
         super().__init__(config, attention, sparse=sparse)
         self.hashed = hashed
         if sparse:
@@ -85,7 +85,7 @@ class DeepseekV4Block(StreamBlock):
 class StreamsNorm(MixedPrecisionRMSNorm):
     """The norm of Σᵢ (σ(a zᵢ + bᵢ) + ε) sᵢ over streams s, z = W rms(s), W being `function`, b `base` and a `scale`."""
 
-    def __init__(self, config: DeepseekV4Config) -> None:
+    def __init__(self, config: StreamConfig) -> None:
         super().__init__(config.hidden_size, eps=config.norm_eps)
         self.config = config
         self.function = nn.Parameter(torch.empty(config.hc_mult, config.hc_mult * config.hidden_size))
@@ -105,7 +105,7 @@ class StreamsNorm(MixedPrecisionRMSNorm):
 class DeepseekV4Decoder(StreamDecoder):
     """Several residual streams, with the digits of the token's id behind them."""
 
-    def __init__(self, config: DeepseekV4Config) -> None:
+    def __init__(self, config: StreamConfig) -> None:
         self._built = 0
         super().__init__(config)
         self.norm = StreamsNorm(config)
