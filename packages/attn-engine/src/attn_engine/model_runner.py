@@ -37,6 +37,15 @@ class BatchEntry(NamedTuple):
     path: tuple[int, ...] | None = None
 
 
+def numerics_of(config: EngineConfig) -> AbstractContextManager[object]:
+    """The context in which an engine of this config computes; it may be entered again."""
+    if not config.batch_invariant:
+        return nullcontext()
+    from attn_kernels_cpu.invariant import BatchInvariant
+
+    return BatchInvariant()
+
+
 class ModelRunner:
     """Runs the model over ragged batches against the store.
 
