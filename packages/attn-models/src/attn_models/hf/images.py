@@ -136,7 +136,7 @@ class TransformersImages(ImagePrompts):
         self._model = model
         self._processor = processor
         plain, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
-        begin = next(at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+        begin = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), len(whole))
         self._around = whole[:begin], whole[begin + len(plain) :]
 
     def encode(
