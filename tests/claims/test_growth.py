@@ -42,7 +42,7 @@ QUADRATIC = (
     "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "coverage", "dependency",
     "dependency_depth",
     "differential", "dot", "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log",
-    "local_p", "location", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "positions_added",
+    "local_p", "location", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "parallax", "positions_added",
     "positions_concatenated", "qk_l2_norm", "qk_norm", "relative_bias", "rope", "sampled", "shaw", "sigmoid", "sink",
     "soft_cap", "softmax_one", "sparsemax", "stick_breaking", "t5_bias", "visual_hard", "visual_soft",
 )

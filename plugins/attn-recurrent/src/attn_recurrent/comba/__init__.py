@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Computation, Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
+from attn_core import Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
 from attn_core.checks import require_number
-from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
@@ -22,16 +21,12 @@ class CombaConfig(GatedDeltaConfig):
     of its key is taken from its query. The authors also use 0.02 in small models.
     """
 
+    by_kernels: ClassVar[bool] = False
     correction: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_number("correction", self.correction)
-
-    @property
-    def step(self) -> RecurrentStepSpec | None:
-        """None, as no kernel reads a memory before it decays."""
-        return None
 
 
 class Comba(GatedDeltaNet):
@@ -60,13 +55,6 @@ class Comba(GatedDeltaNet):
         from attn_recurrent.comba.layer import CombaLayer
 
         return CombaLayer(self.Config.of(config))
-
-    def recurrence(self, config: MechanismConfig) -> None:
-        """None, as no kernel reads a memory before it decays."""
-
-    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """The layer's own computation."""
-        return (Computation(part="feedback before the decay"),)
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """That of `gated_deltanet`, with two numbers for each key head."""

@@ -10,7 +10,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
-from attn_recurrent.gated_deltanet.rule import Rule, one_chunk, weights
+from attn_recurrent.gated_deltanet.rule import one_chunk, weights
 from attn_recurrent.sequences import in_chunks
 
 if TYPE_CHECKING:
@@ -36,6 +36,3 @@ class CombaLayer(GatedDeltaLayer):
         """Queries less a part of their keys, and keys, [batch, key_heads, tokens, key], before they are normalised."""
         query, key = super()._asked(query, key)
         return query - (wide(self.correction) * wide(self.feedback).sigmoid())[:, None, None] * key, key
-
-    def _read(self, rule: Rule, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- for kernels
-        return self.chunked(rule, memory, self.chunk)

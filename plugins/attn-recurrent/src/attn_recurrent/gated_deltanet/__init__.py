@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import (
     Capability,
@@ -39,7 +39,7 @@ class GatedDeltaNet(ComputedMechanism):
     name = "gated_deltanet"
     splits_heads = True
     summary = "the delta rule with a data-dependent decay of the state"
-    used_by = ("Qwen3-Next",)
+    used_by: ClassVar[tuple[str, ...]] = ("Qwen3-Next",)
     paper = Paper(
         title="Gated Delta Networks: Improving Mamba2 with Delta Rule",
         authors="Yang et al.",
@@ -93,7 +93,10 @@ class GatedDeltaNet(ComputedMechanism):
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """The recurrence that kernels may compute in place of the layer."""
-        sizes = self.Config.of(config).sizes
+        own = self.Config.of(config)
+        if not own.by_kernels:
+            return None
+        sizes = own.sizes
         layout = Heads(query=sizes.heads, key_value=sizes.heads, key_size=sizes.key, value_size=sizes.value)
         return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
 

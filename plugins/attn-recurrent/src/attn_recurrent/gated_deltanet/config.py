@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from attn_core import (
     MechanismConfig,
@@ -84,6 +84,9 @@ class GatedDeltaConfig(MechanismConfig):
         require_number("norm_eps", self.norm_eps, ge=0)
         require_flag("allow_neg_eigval", self.allow_neg_eigval)
 
+    by_kernels: ClassVar[bool] = True
+    """Whether kernels may compute the rule."""
+
     @property
     def writes(self) -> int:
         """The number of keys and values of a token."""
@@ -91,8 +94,9 @@ class GatedDeltaConfig(MechanismConfig):
 
     @property
     def step(self) -> RecurrentStepSpec | None:
-        """The decode step that kernels may compute; None if strengths are doubled, which no kernel does."""
-        return None if self.allow_neg_eigval else gated_delta_step(self.sizes, self.taps)
+        """The decode step that kernels may compute; none does if strengths are doubled."""
+        doubled = self.allow_neg_eigval
+        return gated_delta_step(self.sizes, self.taps) if self.by_kernels and not doubled else None
 
     @property
     def sizes(self) -> Sizes:

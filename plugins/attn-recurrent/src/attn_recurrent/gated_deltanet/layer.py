@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -81,9 +81,9 @@ class GatedDeltaLayer(nn.Module):
     which decays, and the last of which is read.
     """
 
-    gating = staticmethod(silu)
-    chunked = staticmethod(by_chunks)
-    effective = staticmethod(weights)
+    gating: Callable[[Tensor], Tensor] = staticmethod(silu)
+    chunked: Callable[..., tuple[Tensor, Tensor]] = staticmethod(by_chunks)
+    effective: Callable[[Rule], Tensor] = staticmethod(weights)
 
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class GatedDeltaLayer(nn.Module):
         self.strongest = 2.0 if config.allow_neg_eigval else 1.0
         self.plan = RecurrenceDispatcher(installed().kernels)
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
-        self.step_spec = config.step
+        self.by_kernels, self.step_spec = config.by_kernels, config.step
         self.joint: Joint | None = None
         self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.key = nn.Linear(hidden_size, sizes.writes * sizes.into, bias=bias)
@@ -193,7 +193,7 @@ class GatedDeltaLayer(nn.Module):
         """The result of `by_chunks`, computed by a kernel if that is faster; `rows` [batch, tokens, hidden_size] are
         the layer's input.
         """
-        if self.sizes.writes > 1:
+        if not self.by_kernels:
             out, memory = self.chunked(rule, memory, self.chunk)
             return out[:, :, self.sizes.writes - 1 :: self.sizes.writes], memory
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
@@ -203,7 +203,7 @@ class GatedDeltaLayer(nn.Module):
         below = math.inf if torch.compiler.is_exporting() else 1.0
         found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=below)
         if found is None:
-            return self.chunked(rule, memory, self.chunk)
+            return by_chunks(rule, memory, self.chunk)
         out, memory = found
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
@@ -212,7 +212,7 @@ class GatedDeltaLayer(nn.Module):
         mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
         mixed, tail = convolved(mixed, self.filters, None, tail)
         sizes = self.sizes
-        widths = sizes.into, sizes.writes * sizes.into, sizes.writes * sizes.out
+        widths = [sizes.into, sizes.writes * sizes.into, sizes.writes * sizes.out]
         query, key, value = torch.split(mixed, widths, dim=-1)
         decay = -wide(self.rate).exp() * softplus(wide(projected.fade) + wide(self.fade_bias))
         strength = wide(projected.strength).sigmoid() * self.strongest

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from attn_core import Capability, Computation, Mechanism, MechanismConfig, Paper, hookimpl
+from attn_core import Capability, Mechanism, Paper, hookimpl
 from attn_core.checks import require_whole
-from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
@@ -18,6 +18,7 @@ class DeltaProductConfig(GatedDeltaConfig):
     values and strengths of a token.
     """
 
+    by_kernels: ClassVar[bool] = False
     num_householder: int = 2
     allow_neg_eigval: bool = True
 
@@ -29,11 +30,6 @@ class DeltaProductConfig(GatedDeltaConfig):
     def writes(self) -> int:
         """The number of keys and values of a token."""
         return self.num_householder
-
-    @property
-    def step(self) -> RecurrentStepSpec | None:
-        """None, as no kernel writes several times."""
-        return None
 
 
 class GatedDeltaProduct(GatedDeltaNet):
@@ -56,13 +52,6 @@ class GatedDeltaProduct(GatedDeltaNet):
     )
     capabilities = GatedDeltaNet.capabilities - {Capability.WEIGHTS}
     Config = DeltaProductConfig
-
-    def recurrence(self, config: MechanismConfig) -> None:
-        """None, as no kernel writes several times."""
-
-    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """The layer's own computation."""
-        return (Computation(part="several writes"),)
 
 
 @hookimpl

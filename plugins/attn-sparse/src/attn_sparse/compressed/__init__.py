@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core import (
     Capability,
     Causal,
-    Computation,
     ComputedMechanism,
     Cost,
     Field,
@@ -58,10 +57,6 @@ class Compressed(ComputedMechanism):
         from attn_sparse.compressed.layer import CompressedLayer
 
         return CompressedLayer(self.Config.of(config))
-
-    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """The layer's own attention."""
-        return (Computation(part="compression and attention"),)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The rows of the window, those of complete blocks, and what the next entry is mixed from."""

@@ -51,23 +51,13 @@ class DeepseekV4Adapter(FamilyAdapter):
         | {"n_shared_experts": "n_shared_experts"}
     )
     fixed = {"norm": "rms", "positions": "rotary", "routing": "deepseek_v3", "rope_interleave": True}
-    defaults = {"head_dim": 512, "rms_norm_eps": 1e-6, "routed_scaling_factor": 1.5, "n_routed_experts": 256} | {
-        "num_experts_per_tok": 6,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 2048,
-        "hc_mult": 4,
-        "hc_sinkhorn_iters": 20,
-        "hc_eps": 1e-6,
-        "swiglu_limit": 10.0,
-        "hidden_act": "silu",
-        "sliding_window": 128,
-        "q_lora_rank": 1024,
-        "o_groups": 8,
-        "o_lora_rank": 1024,
-        "index_topk": 512,
-        "index_n_heads": 64,
+    defaults = {
+        "head_dim": 512, "rms_norm_eps": 1e-6, "routed_scaling_factor": 1.5, "n_routed_experts": 256,
+        "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_intermediate_size": 2048, "hc_mult": 4,
+        "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "swiglu_limit": 10.0, "hidden_act": "silu", "sliding_window": 128,
+        "q_lora_rank": 1024, "o_groups": 8, "o_lora_rank": 1024, "index_topk": 512, "index_n_heads": 64,
         "index_head_dim": 128,
-    }
+    }  # fmt: skip
     allowed = {"attention_bias": (False, None), "mlp_bias": (False, None), "num_key_value_heads": (1, None)} | {
         "n_shared_experts": (1,),
         "scoring_func": ("sqrtsoftplus", None),

@@ -53,10 +53,10 @@ class Tile:
 
 class Choice(NamedTuple):
     """The masks, bool, of the `tokens` that each query attends to, [batch, query, key], and of the index keys that
-    were chosen, with the `scores` of all, both [batch, query, index key]."""
+    were `chosen`, with the `scores` of all, both [batch, query, index key]."""
 
     tokens: Tensor
-    index: Tensor
+    chosen: Tensor
     scores: Tensor
 
 
@@ -107,7 +107,7 @@ def masked_and_far(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) ->
     """The outputs of `masked`, and the divergence of the indexer from the attention, [batch, query]."""
     choice = memory.choose(tile, spec.mask, top)
     weights = masked_weights(tile, memory, spec, choice.tokens)
-    far = divergence(choice.scores, memory.shares_of_index(weights.detach()), choice.index)
+    far = divergence(choice.scores, memory.shares_of_index(weights.detach()), choice.chosen)
     return _summed(weights, memory, spec), far
 
 

@@ -23,15 +23,10 @@ from attn_sparse.streams import StreamConfig
 DELTA, SPARSE = "attn-variants/kda", "attn-sparse/sparse_mla"
 INDEXED, LINEAR = "indexed_attention", "linear_attention"
 LATENT_SIZES = {
-    "latent": "kv_lora_rank",
-    "query_latent": "q_lora_rank",
-    "nope_size": "qk_nope_head_dim",
-    "value_size": "v_head_dim",
-    "index_heads": "index_n_heads",
-    "index_size": "index_head_dim",
-    "top": "index_topk",
+    "latent": "kv_lora_rank", "query_latent": "q_lora_rank", "nope_size": "qk_nope_head_dim",
+    "value_size": "v_head_dim", "index_heads": "index_n_heads", "index_size": "index_head_dim", "top": "index_topk",
     "pool": "index_kpool",
-}
+}  # fmt: skip
 LINEAR_SIZES = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim", "convolution": "linear_conv_kernel_dim"}
 GIVEN = {"num_heads": "num_heads", "head_dim": "head_dim", "convolution": "short_conv_kernel_size"}
 """The keys of published files, which are in an object of their own."""
@@ -59,27 +54,13 @@ class Glm5NextAdapter(FamilyAdapter):
         | {"norm_eps": "rms_norm_eps", "num_experts": "n_routed_experts"}
     )
     fixed = {"norm": "rms", "positions": "none", "routing": "deepseek_v3"}
-    defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "moe_intermediate_size": 2048, "n_routed_experts": 288} | {
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "routed_scaling_factor": 2.5,
-        "swiglu_limit": 10.0,
-        "hc_mult": 4,
-        "hc_sinkhorn_iters": 20,
-        "hc_eps": 1e-6,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 256,
-        "v_head_dim": 256,
-        "index_n_heads": 32,
-        "index_head_dim": 128,
-        "index_topk": 2048,
-        "index_kpool": 16,
-        "linear_num_heads": 64,
-        "linear_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        BOUND: -5.0,
-    }
+    defaults = {
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "moe_intermediate_size": 2048, "n_routed_experts": 288,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0,
+        "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "kv_lora_rank": 512, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 256, "v_head_dim": 256, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+        "index_kpool": 16, "linear_num_heads": 64, "linear_head_dim": 128, "linear_conv_kernel_dim": 4, BOUND: -5.0,
+    }  # fmt: skip
     allowed = {"attention_bias": (False, None), "qk_rope_head_dim": (0, None), "norm_topk_prob": (True, None)} | {
         "index_kpool_always_select_tail": (True, None),
         "index_topk_freq": (1, None),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core import (
     Capability,
     Causal,
-    Computation,
     ComputedMechanism,
     Cost,
     Field,
@@ -58,10 +57,6 @@ class SparseMla(ComputedMechanism):
         from attn_sparse.sparse_mla.layer import SparseLatentLayer
 
         return SparseLatentLayer(self.Config.of(config))
-
-    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """The layer's own attention."""
-        return (Computation(part="indexer and attention"),)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The normalised latent, the rotary key and the index key of each token; with a pool, the index keys of

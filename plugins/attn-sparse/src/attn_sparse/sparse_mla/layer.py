@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from attn_core import Fields, LayerState, RaggedBatch
@@ -101,18 +102,23 @@ class SparseLatentLayer(nn.Module):
                 outs.append(self._over_latents(part, self._cached(state, [span.request]))[0])
         return self._out(torch.cat(outs).to(query.dtype))
 
+    @property
+    def _pooling(self) -> PooledIndexer:
+        return cast("PooledIndexer", self.inner.indexer)
+
     def _append(self, fresh: Fields, batch: RaggedBatch, state: LayerState) -> Fields:
         """Append the cached fields of new tokens, and of the pools that they complete; returns those of tokens."""
         pool = self.options.pool
         if pool is None:
-            return state["latent"].append(fresh)
+            kept: Fields = state["latent"].append(fresh)
+            return kept
         open_block = {name: fresh[name] for name in ("index", "gate")}
         kept = state["latent"].append({name: rows for name, rows in fresh.items() if name not in open_block})
         open_block = dict(state["open"].append(open_block))
         blocks = CompletedBlocks.of(batch, state["open"], pool)
         pools: Fields = {"index": fresh["index"][:0]}
         if blocks is not None:
-            index = self.inner.indexer.pooled(blocks.fields["index"], blocks.fields["gate"], blocks.real)
+            index = self._pooling.pooled(blocks.fields["index"], blocks.fields["gate"], blocks.real)
             pools = blocks.in_order({"index": index}, fresh["index"].dtype)
         state["pools"].append(pools)
         return {**kept, **open_block}
@@ -143,7 +149,7 @@ class SparseLatentLayer(nn.Module):
         fields = {"latent": self.latent_norm(self.latent(rows)), "index": index.to(rows.dtype)}
         if self.rotary_key is not None:
             fields["rotary_key"] = self._turned(self.rotary_key(rows)[..., None, :], places)[..., 0, :]
-        return fields if self.options.pool is None else {**fields, "gate": indexer.pool_gate(rows.detach())}
+        return fields if self.options.pool is None else {**fields, "gate": self._pooling.pool_gate(rows.detach())}
 
     def _expanded(self, fields: Fields, places: Tensor, key_padding_mask: Tensor | None) -> Memory:
         """The keys and values of every head, of cached fields [batch, tokens, size]."""
@@ -160,7 +166,7 @@ class SparseLatentLayer(nn.Module):
         if pool is None:
             return Memory(*both, wide(fields["index"]), places, key_padding_mask)
         kept = torch.ones_like(places, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
-        index, last, real = self.inner.indexer.pools(fields["index"], fields["gate"], kept)
+        index, last, real = self._pooling.pools(fields["index"], fields["gate"], kept)
         return PooledMemory(*both, index, places, key_padding_mask, every=pool, last=last, kept=real)
 
     def _cached(self, state: LayerState, requests: Sequence[int]) -> Memory:
