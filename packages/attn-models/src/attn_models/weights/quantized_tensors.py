@@ -1,4 +1,5 @@
-"""Folders with quantised weights (`quantization_config`): GPTQ, AWQ, FP8, MXFP4, bitsandbytes and GGUF's blocks.
+"""Folders with quantised weights (`quantization_config`): GPTQ, AWQ, FP8, MXFP4, bitsandbytes, torchao and GGUF's
+blocks.
 
 When a weight is read, it is dequantised to float32 by the formula of the format's reference, or stays as stored where
 kernels multiply it in that form.
@@ -17,10 +18,11 @@ from attn_core.errors import CheckpointInvalid
 from attn_models.weights.bitsandbytes_weights import BitsAndBytes
 from attn_models.weights.fp8_weights import Fp8
 from attn_models.weights.gguf_blocks import Gguf
-from attn_models.weights.grouped_weights import Awq, Gptq
+from attn_models.weights.grouped_weights import Gptq, awq
 from attn_models.weights.packed_weights import Mxfp4, compressed_tensors
 from attn_models.weights.safetensors_files import LazyTensors, TensorEntry, is_finite
 from attn_models.weights.stored_format import CONFIG_KEY, StoredFormat, refused
+from attn_models.weights.torchao_weights import TorchAo
 
 if TYPE_CHECKING:
     import torch
@@ -113,11 +115,12 @@ class DequantizedTensors(LazyTensors):
 
 FORMATS: Mapping[str, Callable[[Mapping[str, Any], Path], StoredFormat]] = {
     "gptq": Gptq,
-    "awq": Awq,
+    "awq": awq,
     "fp8": Fp8,
     "compressed-tensors": compressed_tensors,
     "mxfp4": Mxfp4,
     "bitsandbytes": BitsAndBytes,
     "gguf": Gguf,
+    "torchao": TorchAo,
 }
 """Formats by `quant_method`."""
