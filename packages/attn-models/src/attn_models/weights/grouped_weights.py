@@ -148,8 +148,11 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     import torch
 
     if 32 % bits:
-        digits = unpacked(words, 1).unflatten(-1, (-1, bits))
-        return (digits << torch.arange(bits, dtype=torch.int32, device=words.device)).sum(-1, dtype=torch.int32)
+        digits = unpacked(words, 1).view(*words.shape[:-1], -1, bits)
+        whole: Tensor = (digits << torch.arange(bits, dtype=torch.int32, device=words.device)).sum(
+            -1, dtype=torch.int32
+        )
+        return whole
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     numbers = (words[..., None] >> shifts) & ((1 << bits) - 1)
     return numbers.flatten(-2)
