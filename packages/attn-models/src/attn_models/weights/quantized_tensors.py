@@ -85,7 +85,7 @@ class DequantizedTensors(LazyTensors):
         shapes = {name: stored.shape(name, parts, self._inner.entries) for name, parts in weights.items()}
         self.entries = plain | {name: TensorEntry("F32", shape, 4 * prod(shape)) for name, shape in shapes.items()}
 
-    def _kept(self) -> dict[str, int]:
+    def kept(self) -> dict[str, int]:
         """The size in bytes of each weight that stays as stored."""
         if not self._in_blocks:
             return {}
@@ -94,11 +94,11 @@ class DequantizedTensors(LazyTensors):
 
     def saved_bytes(self, dtype: torch.dtype) -> int:
         """See `LazyTensors`: weights that stay as stored keep their stored size."""
-        return sum(prod(self.entries[name].shape) * dtype.itemsize - nbytes for name, nbytes in self._kept().items())
+        return sum(prod(self.entries[name].shape) * dtype.itemsize - nbytes for name, nbytes in self.kept().items())
 
     def types(self) -> set[str]:
         """See `LazyTensors`: weights that stay as stored are not included."""
-        kept = self._kept()
+        kept = self.kept()
         return {entry.dtype for name, entry in self.entries.items() if name not in kept}
 
     def __getitem__(self, name: str) -> Tensor:
