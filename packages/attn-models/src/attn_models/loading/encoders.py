@@ -63,7 +63,7 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     """The encoder in a checkpoint folder, on the device that the folder's tensors are read onto.
 
     Unknown keys of its config.json are logged as a warning. Raises `CheckpointInvalid` for a folder that does not fit
-    the model, naming every tensor that is missing, extra or misshaped; `UnknownName` for another kind of model.
+    the model, naming tensors that are missing, extra or misshaped; `UnknownName` for another kind of model.
     """
     path = checkpoint.path / "config.json"
     adapter = encoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
@@ -275,7 +275,7 @@ def load_image_classifier(
 ) -> ImageClassifier:
     """The image classifier in a folder, on `device`, in evaluation mode.
 
-    Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming every tensor that is
+    Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming tensors that are
     missing, extra or misshaped; `UnknownName` for another kind of model; and the errors of `resolve_device`.
     """
     checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))

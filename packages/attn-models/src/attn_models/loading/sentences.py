@@ -17,11 +17,12 @@ from attn_models.adapters.registry import encoder_adapter
 from attn_models.adapters.state_dict import stored_type
 from attn_models.device import resolve_device, resolve_dtype
 from attn_models.loading.encoders import build_encoder
-from attn_models.loading.pooling import SentencePooling, read_pooling
+from attn_models.loading.pooling import MODULES, SentencePooling, modules_of, read_pooling
 from attn_models.loading.sentence_settings import SentenceSettings, read_sentence_settings
 from attn_models.quantization.quantize import quantize_model, require_quantization
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
+from attn_models.weights.safe_files import member
 
 BATCH = 32
 
@@ -127,6 +128,8 @@ def load_sentence_encoder(
     place = resolve_device(device)
     dtype = dtype_name(resolve_dtype(dtype, place))
     require_quantization(quantization, place.type)
+    if (described := member(Path(folder), MODULES)).is_file():
+        modules_of(described)  # refuses by name what may have no weights at the top, such as a Router
     checkpoint = read_folder(folder, verify=verify, device=place)
     form = None if quantization in ("auto", "none") else quantization
     model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))
