@@ -14,7 +14,7 @@ FREE_TEXT = {
     ModelConfig: {"family", "mechanism", "positions", "routing", "kv_sharing"},
     DataConfig: {"columns", "languages"},
     TrainingConfig: {"device"},
-    LoraConfig: {"lora_target_modules"},
+    LoraConfig: {"lora_target_modules", "rank_pattern", "alpha_pattern", "modules_to_save"},
     OnPolicyConfig: {"reward_funcs"},
     EngineConfig: {"device", "dtype", "kernel", "kv_cache", "fingerprint"},
     PrepareConfig: {"columns", "validation"},

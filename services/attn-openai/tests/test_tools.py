@@ -23,6 +23,7 @@ from attn_openai.output_reader import CallArguments, CallBegin, OutputReader, Te
 from attn_openai.templates import ChatTemplate, inspect, require_written
 from attn_openai.tools import OutputGrammar, Tools
 from attn_schema import Prompt, Token, Tokenization
+from attn_schema.chat_form import ChatForm
 
 BY_NAME = {form.name: form for form in FORMATS}
 PARAMETERS = {
@@ -233,9 +234,12 @@ TEMPLATES = {
 }
 FOUND = {
     "hermes": ("hermes", {}),
-    "text arguments, null content": ("deepseek_v31", {"text_arguments": True, "null_content": True, "beside": False}),
-    "ids of nine letters": ("mistral", {"ids": "nine"}),
-    "the id is the only name": ("kimi", {"ids": "kimi"}),
+    "text arguments, null content": (
+        "deepseek_v31",
+        {"form": ChatForm(text_arguments=True, null_content=True), "beside": False},
+    ),
+    "ids of nine letters": ("mistral", {"form": ChatForm("nine")}),
+    "the id is the only name": ("kimi", {"form": ChatForm("kimi")}),
     "one call, words lost": ("llama_json", {"parallel": False, "beside": False}),
     "elements and thoughts": ("glm", {"thoughts": THOUGHTS[0]}),
     "no tools": ("hermes", {"lists_tools": False, "writes_calls": False}),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from attn_core.errors import InvalidValue
 from attn_core.options import parse_options
+from attn_schema.home import home_folder, models_folder
 from attn_schema.output import Json, print_json, print_rows
 from attn_schema.text_files import read_text
 from typer.core import TyperGroup
@@ -238,6 +239,41 @@ def mechanism(
     with shown_progress() as report:
         done = convert_mechanism(ModelStore().find(model), target, name, options, text=_read(text), report=report)
     _answer_converted(done, json)
+
+
+@app.command()
+def merge(
+    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="The name of a trained adapter, or its folder.")],
+    target: Target,
+    base: Annotated[str | None, typer.Option("--base", help="The base model, if the adapter does not say.")] = None,
+    json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
+) -> None:
+    """Merge a LoRA adapter into its base: a model with weights in float32, which computes the same without an adapter.
+
+    Example: `attn convert merge my-adapter merged`
+    """
+    from attn_models.adapters.native import NativeAdapter
+    from attn_models.loading import load_model, save_model
+    from attn_models.lora import merge_adapter, read_adapter
+    from attn_models.lora.peft_config import base_of, is_adapter
+    from attn_models.sources.store import ModelStore
+
+    folder = models_folder(home_folder()) / adapter
+    folder = folder if "/" not in adapter and folder.is_dir() else Path(adapter).expanduser()
+    if not is_adapter(folder):
+        raise InvalidValue.of("adapter", adapter, "the name or folder of an adapter in PEFT's format")
+    path = ModelStore().find(base or base_of(folder))
+    loaded = load_model(path, "float32")
+    merge_adapter(loaded.model, read_adapter(folder, loaded.model, loaded.path))
+    done = save_model(
+        target,
+        loaded.model,
+        loaded.tokenizer,
+        layout=loaded.hf_config.get("model_type", NativeAdapter.model_type),
+        generation=loaded.generation or None,
+        base=loaded.hf_config,
+    )
+    _answer({"path": str(done)}, str(done), json)
 
 
 def _numbers(words: str) -> tuple[int, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, Literal
 
 from attn_core.errors import InvalidValue
+from msgspec import Meta
 
-from attn_schema.schema import MODEL, Checked, in_panel
+from attn_schema.schema import MAX_INT32, MODEL, Checked, fields_of, in_panel
 
 _lora = in_panel("LoRA")
 
@@ -37,31 +40,69 @@ class LoraConfig(Checked, frozen=True, kw_only=True):
     lora_target_modules: Annotated[
         tuple[str, ...],
         _lora(
-            "Linear layers that get an adapter, by name suffix, such as q_proj; all linear layers of the blocks if "
-            "empty."
+            "Layers that get an adapter, by name suffix, such as q_proj, embed_tokens or the parameter gate_up_proj of "
+            "stacked experts; all linear layers of the blocks if empty."
         ),
+    ] = ()
+    rank_pattern: Annotated[
+        tuple[str, ...], _lora("Ranks of single layers, as PATTERN=RANK; patterns match the ends of names, as in PEFT.")
+    ] = ()
+    alpha_pattern: Annotated[tuple[str, ...], _lora("Values of lora_alpha for single layers, as PATTERN=ALPHA.")] = ()
+    modules_to_save: Annotated[
+        tuple[str, ...],
+        _lora("Layers all of whose weights are trained and saved with the adapter: embed_tokens, lm_head."),
+    ] = ()
+    trainable_token_indices: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_INT32)], ...],
+        _lora("Ids of the tokens whose embeddings are trained, such as those that are new."),
     ] = ()
     use_rslora: Annotated[bool, _lora("Scale by lora_alpha / sqrt(lora_rank) (rsLoRA, arXiv 2312.03732).")] = False
     use_dora: Annotated[bool, _lora("Decompose weights into magnitude and direction (DoRA, arXiv 2402.09353).")] = False
     base_quantization: Annotated[
         Literal["none", "int8", "int4"],
-        _lora("Quantization of the frozen weights of the base (QLoRA, arXiv 2305.14314)."),
+        _lora(
+            "Quantization of the frozen weights of the base (QLoRA, arXiv 2305.14314); weights that are stored in "
+            "blocks of so many bits stay so."
+        ),
     ] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.ranks, self.alphas  # noqa: B018 -- which are checked so
         if self.lora_rank is not None:
             return
-        for name in ("lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"):
-            if getattr(self, name):
-                raise InvalidValue.of(name, getattr(self, name), "none without lora_rank")
-        if self.base_quantization != "none":
-            raise InvalidValue.of("base_quantization", self.base_quantization, "none without lora_rank")
+        for info in fields_of(LoraConfig):
+            if getattr(self, info.name) != info.default:
+                raise InvalidValue.of(info.name, getattr(self, info.name), "none without lora_rank")
 
     @property
     def alpha(self) -> float:
         """`lora_alpha`, or its default, twice `lora_rank`."""
         return DEFAULT_ALPHA_PER_RANK * float(self.lora_rank or 1) if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """`rank_pattern` as ranks by pattern."""
+        return {key: int(value) for key, value in self._pattern("rank_pattern", whole=True).items()}
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """`alpha_pattern` as values by pattern."""
+        return self._pattern("alpha_pattern")
+
+    def _pattern(self, name: str, *, whole: bool = False) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for given in getattr(self, name):
+            key, _, value = given.rpartition("=")
+            try:
+                re.compile(key)
+                found[key] = float(value)
+            except (ValueError, re.error):
+                found[key] = math.nan
+            if not key or not 0 < found[key] <= MAX_RANK or (whole and found[key] % 1):
+                kind = f"a whole number from 1 to {MAX_RANK}" if whole else "a number above 0"
+                raise InvalidValue.of(name, given, f"PATTERN=NUMBER, a regular expression and {kind}")
+        return found
 
 
 _objective = in_panel("Preferences and teacher")

@@ -7,26 +7,21 @@ same calls.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from attn_core.errors import InvalidValue, UserError
 from attn_schema import ChatMessage, Prompt, Tokenization
+from attn_schema.chat_form import THOUGHT as THINKING
+from attn_schema.chat_form import ChatForm
 
 from attn_openai.call_formats import FORMATS, HERMES, MARK, THOUGHTS, CallFormat, ThoughtFormat
 from attn_openai.notations import JSON
 from attn_openai.output_reader import CallArguments, CallBegin, OutputReader
 
 Render = Callable[[Prompt], Awaitable[Tokenization]]
-Ids = Literal["given", "kimi", "nine"]
-IDS: tuple[Ids, ...] = ("given", "kimi", "nine")
-"""The ids of calls that templates take: any, those with the name of the function, those of nine letters or digits."""
-
 DESCRIPTION = """Functions that can be called, as JSON schemas:
 {tools}
 
@@ -73,9 +68,7 @@ class ChatTemplate:
     writes_calls: bool = False
     parallel: bool = True
     beside: bool = True
-    null_content: bool = False
-    text_arguments: bool = False
-    ids: Ids = "given"
+    form: ChatForm = field(default_factory=ChatForm)
     marks: tuple[tuple[str, int], ...] = ()
     unspelled: str = ""
     """Why nothing of this is known: what the vocabulary cannot spell of the conversations that were tried."""
@@ -89,49 +82,33 @@ class ChatTemplate:
         return tuple(self._messages(turns))
 
     def _messages(self, turns: Sequence[Turn]) -> Iterator[ChatMessage]:
-        ids, names = dict[str, str](), dict[str, str]()
+        parts: list[Turn] = []
         for turn in turns:
             if turn.calls and turn.text and not self.beside:
-                yield self._message(replace(turn, calls=()), {})
+                parts.append(replace(turn, calls=()))
                 turn = replace(turn, text="", thought="", extra=())  # noqa: PLW2901
-            for call in turn.calls:
-                ids[call.id], names[call.id] = self.id_of(call, len(ids)), call.name
-            yield self._message(turn, {"ids": ids, "names": names})
-
-    def _message(self, turn: Turn, known: dict[str, dict[str, str]]) -> ChatMessage:
-        extra: dict[str, Any] = dict(turn.extra)
-        if turn.thought:  # templates read one of these
-            extra |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), turn.thought)
-        if turn.calls:
-            extra["tool_calls"] = [
-                {
-                    "id": known["ids"][call.id],
-                    "type": "function",
-                    "function": {
-                        "name": call.name,
-                        "arguments": _json(call.arguments) if self.text_arguments else call.arguments,
-                    },
-                }
-                for call in turn.calls
-            ]
-            if not turn.text and self.null_content:
-                extra["content"] = None
-        if turn.call_id is not None:
-            extra |= {"tool_call_id": known["ids"].get(turn.call_id, turn.call_id)}
-            extra.setdefault("name", known["names"].get(turn.call_id))
-        return ChatMessage(role=turn.role, content=turn.text, images=turn.images, extra=_json(extra) if extra else "")
-
-    def id_of(self, call: Call, number: int) -> str:
-        """The id of a call in the form that the template takes; `number` counts the calls before it."""
-        if self.ids == "kimi":
-            return f"functions.{call.name}:{number}"
-        if self.ids == "nine" and not re.fullmatch(r"[A-Za-z0-9]{9}", call.id):
-            return hashlib.sha256(call.id.encode()).hexdigest()[:9]
-        return call.id
+            parts.append(turn)
+        for turn, made in zip(parts, self.form.messages(map(_plain, parts)), strict=True):
+            extra = {key: value for key, value in made.items() if key not in _plain(Turn(turn.role)) or value is None}
+            yield ChatMessage(
+                role=turn.role, content=turn.text, images=turn.images, extra=_json(extra) if extra else ""
+            )
 
     def thinks(self, rendered: str) -> bool:
         """Whether a rendered prompt ends within a thought."""
         return self.thoughts is not None and rendered.rstrip().endswith(self.thoughts.opening.strip())
+
+
+def _plain(turn: Turn) -> dict[str, Any]:
+    """A turn as a message of OpenAI's format, with arguments as objects."""
+    message: dict[str, Any] = {"role": turn.role, "content": turn.text, **dict(turn.extra)}
+    if turn.thought:
+        message[THINKING] = turn.thought
+    if turn.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in turn.calls
+        ]
+    return message | ({} if turn.call_id is None else {"tool_call_id": turn.call_id})
 
 
 def _json(value: Any) -> str:
@@ -274,18 +251,13 @@ async def _calls(render: Render) -> ChatTemplate:
     for count in (2, 1):
         turns = [asked, Turn("assistant", calls=CALLS[:count])]
         turns += [Turn("tool", text, call_id=call.id) for text, call in zip(RESULTS, CALLS[:count], strict=False)]
-        for ids, text, null in product(IDS, (False, True), (False, True)):
-            form = ChatTemplate(
-                lists_tools=lists_tools,
-                writes_calls=True,
-                parallel=count > 1,
-                ids=ids,
-                text_arguments=text,
-                null_content=null,
-            )
+        for taken in ChatForm.every():
+            form = ChatTemplate(lists_tools=lists_tools, writes_calls=True, parallel=count > 1, form=taken)
             said = await _rendered(render, form.messages(turns), tools=True)
             calls = _format_of(said, CALLS[:count])
-            if calls is not None and all(said.count(form.id_of(call, n)) != 1 for n, call in enumerate(CALLS[:count])):
+            if calls is not None and all(
+                said.count(taken.id_of(call.id, call.name, n)) != 1 for n, call in enumerate(CALLS[:count])
+            ):
                 return replace(form, calls=calls, beside=await _keeps_words(render, form, turns, calls))
     taught = (one for one in FORMATS if one.trigger in listed and one.notation is JSON and MARK.match(one.trigger))
     known = next(taught, None)

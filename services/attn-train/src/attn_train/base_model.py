@@ -150,7 +150,7 @@ def require_same_vocabulary(name: str, theirs: Tokenizer, other: str, ours: Toke
             )
 
 
-def adapter_config(config: TrainingConfig, folder: Path) -> AdapterConfig:
+def adapter_config(config: TrainingConfig, base_sha256: str) -> AdapterConfig:
     """Return the configuration of a job's adapter."""
     lora = config.lora
     return AdapterConfig(
@@ -158,8 +158,12 @@ def adapter_config(config: TrainingConfig, folder: Path) -> AdapterConfig:
         lora_alpha=lora.alpha,
         use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
+        rank_pattern=lora.ranks,
+        alpha_pattern=lora.alphas,
+        modules_to_save=lora.modules_to_save,
+        trainable_token_indices=lora.trainable_token_indices,
         base_model=config.model.base_model or "",
-        base_sha256=weights_sha256(folder),
+        base_sha256=base_sha256,
     )
 
 
@@ -170,11 +174,9 @@ def shapes_of_base(config: TrainingConfig, home: Path) -> tuple[nn.Module, LoraA
     """
     folder = base_folder(config.model.base_model or "", home)
     built: nn.Module = fresh_model(folder)
-    lora = config.lora
-    if lora.lora_rank is None:
+    if config.lora.lora_rank is None:
         return built, None
-    settings = AdapterConfig(r=lora.lora_rank, lora_alpha=lora.alpha, use_dora=lora.use_dora)
-    return built, _fresh(built, config, settings, folder)
+    return built, _fresh(built, config, adapter_config(config, ""), folder)
 
 
 def _fresh(model: Any, config: TrainingConfig, settings: AdapterConfig, folder: Path) -> LoraAdapter:
@@ -244,7 +246,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
             parameter.requires_grad_(parameter.is_floating_point())
         return BaseModel(folder=folder, loaded=loaded, adapter=None, tokenizer=tokenizer)
     model.requires_grad_(requires_grad=False)
-    adapter = _fresh(model, config, adapter_config(config, folder), folder)
+    adapter = _fresh(model, config, adapter_config(config, weights_sha256(folder)), folder)
     adapted = AdaptedModel(model)
     adapted.always(adapter)
     if stored != "none":

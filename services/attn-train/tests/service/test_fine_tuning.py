@@ -8,15 +8,17 @@ import grpc.aio
 import pytest
 import torch
 from attn.v1 import training_pb2 as pb
+from attn_models.commands import app
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
-from attn_models.lora import read_adapter
+from attn_models.lora import AdaptedModel, read_adapter
 from attn_models.lora.adapter import require_fits
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import read_manifest
 from attn_schema.decoder import DecoderConfig
 from attn_train.checkpoint import read_checkpoint
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 FIELDS = {
     "max_seq_len": 32,
@@ -101,6 +103,28 @@ async def test_an_adapter_learns_on_a_frozen_base_and_is_saved_as_peft_has_it(
     assert adapter.config.base_model == "small"
     weights = read_checkpoint(Path(job.latest_checkpoint.path))[1]["weights"]
     assert all(name.startswith("lora.") for name in weights), "checkpoints hold the adapter alone"
+
+
+async def test_tables_and_ranks_of_single_layers_are_trained_and_merged(server, config, base, submit, watch, tmp_path):
+    config.lora.lora_rank, config.optimizer.learning_rate = 2, 2e-2
+    config.lora.rank_pattern.append("q_proj=3")
+    config.lora.trainable_token_indices.extend([1, 2, 3])
+    async with server() as stub:
+        job = await finished(stub, config, submit, watch)
+        found = await losses(stub, watch, "tuned")
+    assert found[-1] < found[0] - 0.2
+    loaded = load_model(base)
+    adapter = read_adapter(Path(job.model_path), loaded.model, base)
+    ranks = {name.rpartition(".")[2]: len(adapter.of(name).a) for name in adapter}
+    assert (ranks.pop("query"), set(ranks.values())) == (3, {2})
+    rows = adapter.table("embedding")
+    assert rows.ids.tolist() == [1, 2, 3]
+    assert not torch.isclose(rows.rows, loaded.model.embedding.weight[1:4]).all()
+    done = CliRunner().invoke(app, ["merge", job.model_path, str(tmp_path / "whole"), "--base", str(base)])
+    assert done.exit_code == 0, done.output
+    tokens, adapted = torch.arange(12)[None], AdaptedModel(loaded.model)
+    adapted.always(adapter)
+    torch.testing.assert_close(load_model(tmp_path / "whole").model(tokens), loaded.model(tokens), rtol=1e-4, atol=1e-4)
 
 
 async def test_an_adapter_that_is_interrupted_goes_on_with_the_same_numbers(server, config, submit, watch):

@@ -61,6 +61,13 @@ class LoadedAdapters:
                 text = f"{self._max_loras} adapters are loaded (max_loras); unload one, or load the model with more"
                 raise OutOfCapacity(text, max_loras=self._max_loras)
             adapter = read_adapter(folder, self._loaded.model, self._loaded.path, key)
+            if len(adapter.tables):
+                tables = " and ".join(adapter.tables)
+                raise Incompatible(
+                    f"adapter {name!r}: it changes the {tables}, which requests share: merge it into its base "
+                    "(`attn convert merge`)",
+                    adapter=name,
+                )
             if self._adapted is None:
                 self._loop.call(self._attach).result()
             self._adapters[name] = adapter

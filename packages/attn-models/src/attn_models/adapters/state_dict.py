@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,19 @@ def init_empty_weights() -> Iterator[None]:
     """Build modules whose parameters and buffers have shapes and dtypes, but no memory (device "meta")."""
     with torch.device("meta"), _SkipRandomInit():
         yield
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Pause the search for cyclic garbage, which building a model starts several times: each visits all objects of
+    torch (0.1 s)."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 class _SkipRandomInit(TorchFunctionMode):

@@ -90,6 +90,8 @@ class Decoder(nn.Module):
             else nn.Linear(config.hidden_size, config.vocab_size, bias=config.unembedding_bias)
         )
         self.head: Any = None
+        self.adapted_unembedding: Callable[[], Tensor | None] | None = None
+        """The unembedding [vocab_size, width] of an adapter, while one is in use that changes it."""
         self.stack: StackStep | None = None
         self.quantization: str | None = None
         self.places: Callable[[int], Tensor | None] | None = None
@@ -192,10 +194,11 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] of hidden states [..., width]."""
-        if self.head is not None:
+        weight = self._unembedding()
+        if weight is None:
             logits: Tensor = self.head(hidden)
         else:
-            logits = nn.functional.linear(hidden, self._unembedding(), getattr(self.unembedding, "bias", None))
+            logits = nn.functional.linear(hidden, weight, getattr(self.unembedding, "bias", None))
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         return capped(logits, self.config.final_logit_softcapping)
@@ -205,6 +208,7 @@ class Decoder(nn.Module):
         could make logits equal."""
         if (
             isinstance(self.head, FindsLargest)
+            and self._unembedding() is None
             and not self.config.unembedding_bias
             and self.config.final_logit_softcapping is None
         ):
@@ -283,16 +287,21 @@ class Decoder(nn.Module):
         dropped: Tensor = self.dropout(self.embedding_norm(hidden))
         return dropped
 
-    def _unembedding(self) -> Tensor:
+    def _unembedding(self) -> Tensor | None:
+        """The unembedding [vocab_size, width]; None if it is packed."""
+        changed = None if self.adapted_unembedding is None else self.adapted_unembedding()
+        if changed is not None or self.head is not None:
+            return changed
         return cast("Tensor", self.embedding.weight if self.unembedding is None else self.unembedding.weight)
 
     def _loss(self, hidden: Tensor, ids: Tensor, judged: Targets) -> Tensor:
-        if self.head is not None or self.config.unembedding_bias:
+        weight = self._unembedding()
+        if weight is None or self.config.unembedding_bias:
             return mean_loss(self.logits(hidden), ids, judged)
         capped = dataclasses.replace(judged, cap=self.config.final_logit_softcapping)
         if self.config.logit_scale != 1:
             hidden = hidden * self.config.logit_scale
-        return linear_cross_entropy(hidden, self._unembedding(), ids, capped)
+        return linear_cross_entropy(hidden, weight, ids, capped)
 
     def _blocks(self) -> Sequence[Block]:
         return cast("Sequence[Block]", self.blocks)

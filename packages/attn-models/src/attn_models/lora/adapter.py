@@ -1,91 +1,42 @@
-"""The weights of an adapter: two low-rank matrices for each adapted linear layer, and with DoRA a magnitude."""
+"""The weights of an adapter: those of each adapted linear layer, and of changed tables of tokens."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from attn_core.errors import InvalidValue, WrongState
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-from attn_models.lora.peft_config import AdapterConfig
-from attn_models.lora.sites import LoraSite, lora_sites
+from attn_models.lora.layer import LoraLayer
+from attn_models.lora.peft_config import AdapterConfig, matches
+from attn_models.lora.sites import is_named, lora_sites
+from attn_models.lora.tables import EMBEDDING, TABLES, TableChange, fits, fresh_tables, is_tied, table_of
 
 SEPARATOR = "/"
 """Replaces the dots in layer names, because keys of an `nn.ModuleDict` must not contain dots."""
 
 
-class LoraLayer(nn.Module):
-    """The LoRA term `scaling` B A x of one layer (arXiv 2106.09685, section 4.1): A [rank, inputs], B [outputs, rank].
-
-    With a `magnitude` m [outputs], the layer's output is m (W x + scaling B A x) / |W + scaling B A|, norms taken over
-    the inputs of each output and held constant in backward passes (DoRA, arXiv 2402.09353, equations 5 and 11).
-    """
-
-    def __init__(self, a: Tensor, b: Tensor, scaling: float, magnitude: Tensor | None = None) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(a), nn.Parameter(b)
-        self.magnitude = None if magnitude is None else nn.Parameter(magnitude)
-        self.scaling = scaling
-        self.dropout = 0.0
-        self._norm: Tensor | None = None
-
-    def product(self, rows: Tensor) -> Tensor:
-        """The low-rank product `scaling` B A x [..., outputs] for `rows` [..., inputs]."""
-        if self.dropout and self.training:
-            rows = functional.dropout(rows, self.dropout)
-        low = functional.linear(rows.to(self.a.dtype), self.a)
-        return (functional.linear(low, self.b) * self.scaling).to(rows.dtype)
-
-    def change(self, rows: Tensor, out: Tensor, site: LoraSite) -> Tensor:
-        """The term to add to the layer's output `out` [..., outputs] for `rows` [..., inputs]."""
-        added = self.product(rows)
-        if self.magnitude is None:
-            return added
-        scale = (self.magnitude / self.norm(site)).to(out.dtype)
-        bias = site.bias()
-        plain = out if bias is None else out - bias.to(out.dtype)
-        return (scale - 1) * plain + scale * added
-
-    def norm(self, site: LoraSite) -> Tensor:
-        """|W + scaling B A| [outputs]; computed once outside of training."""
-        if self._norm is not None:
-            return self._norm
-        with torch.no_grad():
-            norm: Tensor = (site.weight() + self.delta()).norm(dim=1)
-        self._norm = None if self.training else norm
-        return norm
-
-    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 -- as torch has it
-        """As in torch; what training changes is computed again."""
-        self._norm = None
-        return super().train(mode)
-
-    def delta(self) -> Tensor:
-        """scaling B A [outputs, inputs]."""
-        return self.scaling * (self.b @ self.a)
-
-    def merged(self, site: LoraSite) -> Tensor:
-        """The weight [outputs, inputs] of the layer with the adapter merged into it."""
-        changed = site.weight() + self.delta()
-        if self.magnitude is None:
-            return changed
-        return (self.magnitude / self.norm(site))[:, None] * changed
-
-
 class LoraAdapter(nn.Module):
-    """The layers of an adapter by the names of the model's own linear layers, such as `blocks.0.attention.query`.
+    """The layers of an adapter by the names of the model's own linear layers, such as `blocks.0.attention.query`, and
+    the changes of its embedding and unembedding by these names.
 
     `key` identifies the adapter in caches, so that results of one adapter are not used for another.
     """
 
-    def __init__(self, config: AdapterConfig, layers: Mapping[str, LoraLayer], key: str = "") -> None:
+    def __init__(
+        self,
+        config: AdapterConfig,
+        layers: Mapping[str, LoraLayer],
+        key: str = "",
+        tables: Mapping[str, TableChange] | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self.key = key
+        self.tables = nn.ModuleDict(tables or {})
         self.layers = nn.ModuleDict({name.replace(".", SEPARATOR): layer for name, layer in layers.items()})
 
     def __len__(self) -> int:
@@ -101,62 +52,82 @@ class LoraAdapter(nn.Module):
         place = name.replace(".", SEPARATOR)
         return cast("LoraLayer", self.layers[place]) if place in self.layers else None
 
+    def table(self, name: str) -> TableChange:
+        """The change of the model's `embedding` or `unembedding`, one of `tables`."""
+        return cast("TableChange", self.tables[name])
+
     @classmethod
     def fresh(
         cls,
         model: Any,
         config: AdapterConfig,
         *,
-        modules: Mapping[str, str],
+        modules: Mapping[str, Sequence[str]],
         targets: Sequence[str] = (),
         dropout: float = 0.0,
     ) -> LoraAdapter:
         """A new adapter that does not change the model yet: B is zero, A is initialised like torch's linear layers.
 
-        `modules` maps the names of the model's linear layers to those in the base's checkpoint. Layers of which either
-        name ends in one of `targets` are adapted, or all layers without targets. Raises `InvalidValue` for a target
-        that matches no linear layer.
+        `modules` maps the names of the model's linear layers and tables to those in the base's checkpoint, the last of
+        which is PEFT's. Layers of which a name ends in one of `targets` are adapted, or all linear layers without
+        targets. Raises `InvalidValue` for a target that matches no layer, for a pattern of `config` that matches no
+        adapted one, and as `fresh_tables` does.
         """
-        sites = lora_sites(model)
-        chosen = {name: site for name, site in sites.items() if not targets or _chosen(name, modules, targets)}
+        sites, tables = lora_sites(model), fresh_tables(model, config, modules, targets)
+        chosen = {name: site for name, site in sites.items() if not targets or is_named(name, modules, targets)}
         for target in targets:
-            if not any(_chosen(name, modules, [target]) for name in sites):
-                known = sorted({modules.get(name, name).rpartition(".")[2] for name in sites})
+            if not any(is_named(name, modules, [target]) for name in (*sites, *tables)):
+                known = sorted({modules.get(name, (name,))[0].rpartition(".")[2] for name in sites})
                 raise InvalidValue.of("lora_target_modules", target, ", ".join(known))
+        called = {name: modules.get(name, (name,))[-1] for name in (*chosen, *tables)}
+        for field in ("rank_pattern", "alpha_pattern"):
+            for pattern in getattr(config, field):
+                if not any(matches(pattern, name) for name in called.values()):
+                    raise InvalidValue.of(field, pattern, "the end of the name of an adapted layer, as in PEFT")
         made = {}
         for name, site in chosen.items():
-            a = torch.empty(config.r, site.inputs)
+            a = torch.empty(config.rank(called[name]), site.inputs)
             # The bound of Kaiming initialisation with a = √5.
             nn.init.uniform_(a, -1 / math.sqrt(site.inputs), 1 / math.sqrt(site.inputs))
-            b = torch.zeros(site.outputs, config.r)
+            b = torch.zeros(site.outputs, len(a))
             magnitude = site.weight().norm(dim=1).float() if config.use_dora else None
-            made[name] = LoraLayer(a, b, config.scaling(modules.get(name, name)), magnitude)
+            made[name] = LoraLayer(a, b, config.scaling(called[name]), magnitude)
             made[name].dropout = dropout
-        return cls(config, made).to(next(model.parameters()).device)
-
-
-def _chosen(name: str, modules: Mapping[str, str], targets: Sequence[str]) -> bool:
-    names = {name, modules.get(name, name)}
-    return any(one == target or one.endswith(f".{target}") for one in names for target in targets)
+        return cls(config, made, tables=tables).to(next(model.parameters()).device)
 
 
 @torch.no_grad()
 def merge_adapter(model: Any, adapter: LoraAdapter) -> None:
-    """Merge the adapter into the model's weights in place; raises `WrongState` if they are packed."""
+    """Merge the adapter into the model's weights in place; raises `WrongState` if they are packed, or if it changes one
+    of two tied tables."""
+    changed = {name: adapter.table(name).over(table_of(model, name)) for name in adapter.tables}
+    tables = list(changed.values())
+    if tables and is_tied(model) and not (len(tables) == len(TABLES) and torch.allclose(tables[0], tables[1])):
+        raise WrongState("the adapter changes one of two tables that the model has tied: it cannot be merged")
+    for name, table in changed.items():
+        layer = model.embedding if name == EMBEDDING or is_tied(model) else model.unembedding
+        require_plain(name, layer).weight.copy_(table)
     sites = lora_sites(model)
     for name in adapter:
         site, layer = sites[name], adapter.of(name)
-        if not isinstance(site.module, nn.Linear):
-            raise WrongState(f"{name}: its weights are packed; load the model with quantization=none to merge")
         if layer is not None:
-            site.module.weight[site.start : site.start + site.outputs] = (
-                layer.eval().merged(site).to(site.module.weight.dtype)
-            )
+            weight = require_plain(name, site.module).weight
+            weight[site.start : site.start + site.outputs] = layer.eval().merged(site).to(weight.dtype)
+
+
+def require_plain(name: str, module: nn.Module | None) -> nn.Linear:
+    """The layer `name`; raises `WrongState` if its weights are packed."""
+    if not isinstance(module, nn.Linear | nn.Embedding):
+        raise WrongState(f"{name}: its weights are packed; load the model with quantization=none to merge")
+    return cast("nn.Linear", module)
 
 
 def require_fits(adapter: LoraAdapter, model: Any) -> None:
     """Raise `InvalidValue`, naming the layer, if the model lacks a layer of the adapter or its shape differs."""
     sites = lora_sites(model)
+    for name in adapter.tables:
+        if not fits(adapter.table(name), table_of(model, name)):
+            raise InvalidValue.of("adapter", f"another {name}", f"one of {list(table_of(model, name).shape)}")
     for name in adapter:
         layer = adapter.of(name)
         if layer is None or name not in sites:

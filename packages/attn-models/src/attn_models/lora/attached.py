@@ -12,12 +12,14 @@ from typing import Any, TypeAlias, cast
 import torch
 from attn_core.errors import Incompatible, InternalError
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attn_models.attention import layer_attentions
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.mixture_of_experts import MixtureOfExperts
 from attn_models.lora.adapter import LoraAdapter
 from attn_models.lora.sites import LoraSite, lora_sites
+from attn_models.lora.tables import EMBEDDING, UNEMBEDDING, table_of
 
 Rows: TypeAlias = Sequence[tuple[LoraAdapter | None, int]]
 """The adapters of the rows of a step: for each run of consecutive rows its adapter, if any, and its number of rows."""
@@ -51,6 +53,10 @@ class AdaptedModel:
         self._hooks = [
             module.register_forward_hook(partial(self._changed, sites)) for module, sites in by_module.items()
         ]
+        self._tables = isinstance(model, Decoder)
+        if self._tables:
+            self._hooks.append(model.embedding.register_forward_hook(self._embedded))
+            model.adapted_unembedding = self._unembedding
         self._read = [site for site in self.sites.values() if _is_read(model, site.name)]
         for site in self._read:
             site.module.adapted_weight = partial(self._weight, site)  # type: ignore[assignment]
@@ -59,6 +65,8 @@ class AdaptedModel:
         """Remove all hooks from the model."""
         for hook in self._hooks:
             hook.remove()
+        if self._tables:
+            self.model.adapted_unembedding = None
         for site in self._read:
             del site.module.adapted_weight
 
@@ -109,7 +117,7 @@ class AdaptedModel:
             return None
         if len(adapters) == 1:
             return _Use([(cast("LoraAdapter", adapters[0]), None)], 0)
-        if not self.mixes:
+        if not self.mixes or any(adapter is not None and len(adapter.tables) for adapter in adapters):
             raise Incompatible("several adapters in one step are not supported by this model")
         places: dict[LoraAdapter, list[int]] = {}
         start = 0
@@ -150,6 +158,21 @@ class AdaptedModel:
         for adapter, places in use.parts:
             out = _added(adapter, sites, rows, out, None if places is None else (places, use.count))
         return out
+
+    def _table(self, name: str) -> Tensor | None:
+        """The table [vocab_size, width] as the adapter in use changes it; None if it does not."""
+        use = self._in_use()
+        if use is None or name not in (adapter := use.parts[0][0]).tables:
+            return None
+        return adapter.table(name).over(table_of(self.model, name))
+
+    def _embedded(self, module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
+        del module
+        table = self._table(EMBEDDING)
+        return None if table is None else functional.embedding(given[0], table).to(out.dtype)
+
+    def _unembedding(self) -> Tensor | None:
+        return self._table(UNEMBEDDING)
 
     def _weight(self, site: LoraSite) -> Tensor:
         use = self._in_use()

@@ -16,11 +16,14 @@ from torch import Tensor
 from attn_models.adapters.base import Layout
 from attn_models.adapters.native import LAYOUTS
 from attn_models.adapters.registry import decoder_adapter
-from attn_models.adapters.state_dict import joined_parts, split_parts
-from attn_models.lora.adapter import LoraAdapter, LoraLayer, require_fits
+from attn_models.adapters.state_dict import init_empty_weights, joined_parts, split_parts
+from attn_models.decoder.decoder import Decoder
+from attn_models.lora.adapter import LoraAdapter, require_fits
 from attn_models.lora.experts import is_parameter, parameter_of, peft_names, shares, stack, stacked_experts, unstack
+from attn_models.lora.layer import LoraLayer
 from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, CONFIG_LIMIT, AdapterConfig, adapter_config_of
 from attn_models.lora.sites import StoredModule, stored_modules
+from attn_models.lora.tables import EMBEDDING, TABLES, UNEMBEDDING, TableChange, TableRows, is_tied, table_of
 from attn_models.weights import LazyTensors, read_manifest, staged_folder, verify_manifest
 from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, file_sha256
 from attn_models.weights.safe_files import read_config, read_json_object
@@ -29,6 +32,8 @@ from attn_models.weights.safetensors_files import read_header, require_floats, w
 ADAPTER_NAME = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+EMBEDDED, TOKENS = ("lora_embedding_A", "lora_embedding_B"), "token_adapter.trainable_tokens_delta"
+"""Those of an embedding, transposed, and of rows in place of those of a table."""
 BASE, BASE_SHA256 = "base_model", "base_sha256"
 """Keys in the manifest of an adapter's folder that identify its base."""
 
@@ -49,15 +54,37 @@ def layout_of(folder: Path) -> Layout | None:
     return None if model_type in LAYOUTS else decoder_adapter(model_type)
 
 
-def modules_of(model: Any, folder: Path) -> dict[str, str]:
-    """The names of the model's linear layers in its folder's checkpoint, by the model's own names."""
-    return {part: module.name for module in _modules(model, folder) for part in module.parts}
+def modules_of(model: Any, folder: Path) -> dict[str, tuple[str, ...]]:
+    """The names of the model's linear layers and tables in its folder's checkpoint, and last that which PEFT has, by
+    the model's own names."""
+    modules = _modules(model, folder)
+    known = stacked_experts(modules)
+    called = {part: parameter_of(one, known) or one.name for one in known for part in one.parts}
+    found = {part: (module.name, called[part]) for module in modules for part in module.parts}
+    return found | {name: (stored,) for name, stored in table_names(model, folder).items()}
+
+
+def table_names(model: Any, folder: Path) -> dict[str, str]:
+    """The names of a decoder's embedding and unembedding in its folder's checkpoint, and in PEFT."""
+    if not isinstance(model, Decoder):
+        return {}
+    layout, parameters = _layout(model, folder), {f"{name}.weight": name for name in TABLES}
+    if layout is None:
+        return {name: name for name in TABLES}
+    with init_empty_weights():
+        items = layout.tensor_mappings([*Decoder(model.config).state_dict(), *parameters])
+    return {parameters[item.parameters[0]]: item.name.removesuffix(".weight") for item in items
+            if item.parameters[0] in parameters}  # fmt: skip
+
+
+def _layout(model: Any, folder: Path) -> Layout | None:
+    layout = layout_of(folder)
+    depends = getattr(layout, "layout", None)
+    return depends(model.config) if depends is not None else layout
 
 
 def _modules(model: Any, folder: Path) -> list[StoredModule]:
-    layout = layout_of(folder)
-    depends = getattr(layout, "layout", None)
-    return stored_modules(model, depends(model.config) if depends is not None else layout)
+    return stored_modules(model, _layout(model, folder))
 
 
 def require_writable(adapter: LoraAdapter, model: Any, base: Path) -> None:
@@ -85,14 +112,18 @@ def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) ->
     """
     from safetensors.torch import save_file
 
-    tensors: dict[str, Tensor] = {}
-    ranks: dict[str, int] = {}
     modules, parameters = _adapted(adapter, model, base)
+    # Patterns are written anew, by the ranks that the layers have.
+    plain = dataclasses.replace(
+        adapter.config, rank_pattern={}, alpha_pattern={}, modules_to_save=(), trainable_token_indices=()
+    )
+    tensors, plain, ranks, tables = _of_tables(adapter, plain, table_names(model, base), tied=is_tied(model))
+    scale = plain.scaling("")
     for place, module in peft_names(modules).items():
-        layers, scale = [adapter.of(part) for part in module.parts], adapter.config.scaling("")
+        layers = [adapter.of(part) for part in module.parts]
         a, b, magnitude = _stacked(module, layers, scale) if module.experts else _joined(module, layers, scale)
         rank = len(a) // (module.experts or 1)
-        if rank != adapter.config.r:
+        if rank != plain.r:
             ranks[parameters.get(module.name, module.name)] = rank
         named = {DOWN: a, UP: b} | ({} if magnitude is None else {MAGNITUDE: magnitude})
         tensors |= {f"{PREFIX}{place}.{leaf}": tensor for leaf, tensor in named.items()}
@@ -102,15 +133,43 @@ def write_adapter(target: Path, adapter: LoraAdapter, model: Any, base: Path) ->
     # Stacks by whole names, as the others of their modules decide how they are nested; weights by the ends of theirs.
     stacks = {module.name for module in modules if module.experts}
     direct = {name if name in ranks or name in stacks else _end(name) for name in parameters.values()}
-    config = dataclasses.replace(_with_ranks(adapter.config, ranks), target_parameters=tuple(sorted(direct)))
+    config = dataclasses.replace(_with_ranks(plain, ranks), target_parameters=tuple(sorted(direct)))
     origin = {BASE: config.base_model, BASE_SHA256: config.base_sha256}
     with staged_folder(target, {key: value for key, value in origin.items() if value}) as stage:
         linear = [module.name for module in modules if module.name not in parameters]
-        targets = {name if name in ranks else name.rpartition(".")[2] for name in linear}
+        targets = {name if name in ranks else name.rpartition(".")[2] for name in (*linear, *tables)}
         (stage / ADAPTER_CONFIG_NAME).write_text(json.dumps(config.to_json(targets), indent=2) + "\n", encoding="utf-8")
         ready = {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()}
         save_file(ready, stage / ADAPTER_NAME, metadata={"format": "pt"})
     return target
+
+
+def _of_tables(
+    adapter: LoraAdapter, config: AdapterConfig, names: Mapping[str, str], *, tied: bool
+) -> tuple[dict[str, Tensor], AdapterConfig, dict[str, int], list[str]]:
+    """PEFT's tensors for the changed tables, the config that names them, and the ranks and names of those that are
+    LoRA's."""
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    lora = list[str]()
+    for name in adapter.tables:
+        change, stored = adapter.table(name), names[name]
+        place, fields = f"{PREFIX}{stored}.", dict[str, Any]()
+        if isinstance(change, LoraLayer):
+            a, b = change.a, change.b * (change.scaling / config.scaling(""))
+            factors = {EMBEDDED[0]: b.T, EMBEDDED[1]: a.T} if name == EMBEDDING else {DOWN: a, UP: b}
+            tensors |= {place + leaf: factor for leaf, factor in factors.items()}
+            lora.append(stored)
+            ranks |= {stored: len(a)} if len(a) != config.r else {}
+        elif change.ids is None:
+            tensors[f"{place}weight"] = change.rows.clone()
+            fields["modules_to_save"] = (*config.modules_to_save, stored.rpartition(".")[2])
+        elif name == EMBEDDING:
+            tensors[place + TOKENS] = change.rows
+            fields["trainable_token_indices"] = tuple(change.ids.tolist())
+        config = dataclasses.replace(config, **fields)
+    both = tied and len(adapter.tables) > 1 and not config.trainable_token_indices
+    return tensors, dataclasses.replace(config, ensure_weight_tying=both), ranks, lora
 
 
 def _end(parameter: str) -> str:
@@ -187,8 +246,12 @@ def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAda
     entries = read_header(weights)
     require_floats(weights, entries, entries)
     tensors = LazyTensors({weights: entries})
-    layers = _layers(weights, {name: tensors[name] for name in tensors}, config, _modules(model, base))
-    adapter = LoraAdapter(config, layers, key)
+    read = {name: tensors[name] for name in tensors}
+    tables = _tables(weights, read, config, model, table_names(model, base))
+    layers = _layers(weights, read, config, _modules(model, base))
+    if not layers and not tables:
+        raise CheckpointInvalid.of(weights, "holds no tensors")
+    adapter = LoraAdapter(config, layers, key, tables)
     try:
         require_fits(adapter, model)
     except InvalidValue as error:
@@ -233,9 +296,39 @@ def _layers(
             continue
         for share, (a, b) in zip(shares(module), unstack(module, parts[DOWN], parts[UP]), strict=True):
             layers |= _split(share, {DOWN: a, UP: b}, config.scaling(called))
-    if not layers:
-        raise CheckpointInvalid.of(path, "holds no tensors")
     return layers
+
+
+def _tables(
+    path: Path, tensors: dict[str, Tensor], config: AdapterConfig, model: Any, names: Mapping[str, str]
+) -> dict[str, TableChange]:
+    """The changes of tables, whose tensors are taken out of `tensors`."""
+    found: dict[str, TableChange] = {}
+    for name, stored in names.items():
+        place = f"{PREFIX}{stored}."
+        own = {key.removeprefix(place): tensors.pop(key).float() for key in list(tensors) if key.startswith(place)}
+        # PEFT saves the base's own table with its LoRA.
+        if (base := own.pop("base_layer.weight", None)) is not None and not torch.equal(
+            base, table_of(model, name).float()
+        ):
+            raise Incompatible(f"adapter: {stored} is another one than its base has", field="adapter")
+        a, b = (own.pop(DOWN, None), own.pop(UP, None)) if name == UNEMBEDDING else map(own.pop, EMBEDDED, (None, None))
+        if a is not None and b is not None:
+            down, up = (a, b) if name == UNEMBEDDING else (b.T.contiguous(), a.T.contiguous())
+            _require_shapes(path, stored, {DOWN: down, UP: up}, config.rank(stored))
+            found[name] = LoraLayer(down, up, config.scaling(stored))
+        elif "weight" in own:
+            found[name] = TableRows(own.pop("weight"))
+        elif name == EMBEDDING and TOKENS in own and config.trainable_token_indices:
+            rows = TableRows(own.pop(TOKENS), config.trainable_token_indices)
+            found |= dict.fromkeys(TABLES if is_tied(model) else (name,), rows)
+        if own:
+            raise CheckpointInvalid.of(path, f"tensor '{place}{next(iter(own))}' does not belong to a LoRA adapter")
+    ends = {names[name].rpartition(".")[2] for name, change in found.items() if isinstance(change, TableRows)}
+    missing = sorted({saved.rpartition(".")[2] for saved in config.modules_to_save} - ends)
+    if missing or (config.trainable_token_indices and not found):
+        raise CheckpointInvalid.of(path, f"modules_to_save: {', '.join(missing) or TOKENS} is missing")
+    return found
 
 
 def _require_shapes(path: Path, name: str, parts: Mapping[str, Tensor], rank: int) -> None:

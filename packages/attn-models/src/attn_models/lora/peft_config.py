@@ -47,10 +47,8 @@ ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "task_type": (None, "CAUSAL_LM"),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
-    "modules_to_save": (None, []),
     "loftq_config": (None, {}),
     "megatron_config": (None,),
-    "trainable_token_indices": (None,),
     "layer_replication": (None,),
     "lora_bias": (False,),
     "use_qalora": (False, None),
@@ -63,7 +61,9 @@ ALLOWED: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that change what is computed, and the values for which an adapter is a plain LoRA or DoRA."""
 
-READ = frozenset({*NEEDED, "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "target_parameters"})
+LISTS = ("target_parameters", "modules_to_save", "trainable_token_indices")
+"""Fields that are written only if they are not empty."""
+READ = frozenset({*NEEDED, "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", *LISTS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,10 @@ class AdapterConfig:
     The output of an adapter layer is multiplied by `lora_alpha` / `r`, or by `lora_alpha` / √`r` with `use_rslora`.
     `rank_pattern` and `alpha_pattern` override both for layers whose names end in a match of their keys.
     `target_parameters` are the ends of the names of parameters that are adapted as such, not as linear layers: stacks
-    of experts, and weights (see `attn_models.lora.experts`); patterns match the names of these. `base_model`
+    of experts, and weights (see `attn_models.lora.experts`); patterns match the names of these. `modules_to_save` are
+    the ends of the names of layers whose weights are replaced, `trainable_token_indices` the ids of tokens whose
+    embeddings are: see `attn_models.lora.tables`. With `ensure_weight_tying`, what is tied in the base stays so.
+    `base_model`
     is the name or path of the base, `base_sha256` the hash of its weights; both are empty if unknown.
     """
 
@@ -84,6 +87,9 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     target_parameters: tuple[str, ...] = ()
+    modules_to_save: tuple[str, ...] = ()
+    trainable_token_indices: tuple[int, ...] = ()
+    ensure_weight_tying: bool = False
     base_model: str = ""
     base_sha256: str = ""
 
@@ -112,7 +118,8 @@ class AdapterConfig:
             "use_dora": self.use_dora,
             "rank_pattern": dict(self.rank_pattern),
             "alpha_pattern": dict(self.alpha_pattern),
-            **({"target_parameters": list(self.target_parameters)} if self.target_parameters else {}),
+            **{name: list(given) for name in LISTS if (given := getattr(self, name))},
+            **({"ensure_weight_tying": True} if self.ensure_weight_tying else {}),
         }
 
 
@@ -141,18 +148,21 @@ def adapter_config_of(values: Mapping[str, Any], path: Path, base_sha256: str = 
         use_dora=_flag(values, "use_dora", path),
         rank_pattern=_pattern(values, "rank_pattern", path, whole=True),
         alpha_pattern=_pattern(values, "alpha_pattern", path),
-        target_parameters=_names(values, "target_parameters", path),
+        target_parameters=_listed(values, "target_parameters", path),
+        modules_to_save=_listed(values, "modules_to_save", path),
+        trainable_token_indices=_listed(values, "trainable_token_indices", path, int),
         base_model=str(values.get("base_model_name_or_path") or ""),
         base_sha256=base_sha256,
     )
 
 
+def matches(pattern: str, module: str) -> bool:
+    """Whether a key of PEFT's patterns matches the name of a module: all of it, or its end after a dot."""
+    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+
+
 def _matched(pattern: Mapping[str, float], module: str, default: float) -> float:
-    # As in PEFT's get_pattern_key, a key matches a whole name or its end after a dot.
-    for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default
+    return next((value for key, value in pattern.items() if matches(key, module)), default)
 
 
 def _number(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = False) -> Any:
@@ -172,10 +182,12 @@ def _flag(values: Mapping[str, Any], key: str, path: Path) -> bool:
     return value
 
 
-def _names(values: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+def _listed(values: Mapping[str, Any], key: str, path: Path, kind: type = str) -> tuple[Any, ...]:
     given = values.get(key) or []
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise CheckpointInvalid.of(path, f"{key} is {given!r}; it must be a list of names")
+    if isinstance(given, Mapping) and len(given) == 1 and kind is int:  # the indices of one embedding, by its name
+        given = next(iter(given.values()))
+    if not isinstance(given, list) or not all(type(one) is kind for one in given):
+        raise CheckpointInvalid.of(path, f"{key} is {given!r}; it must be a list of {kind.__name__}")
     return tuple(given)
 
 

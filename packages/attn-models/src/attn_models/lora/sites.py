@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -69,6 +70,12 @@ def lora_sites(model: Any) -> dict[str, LoraSite]:
         for name, layer in plain.named_modules()
         if isinstance(layer, nn.Linear) and name.startswith(BLOCKS) and not _routes(plain, name)
     }
+
+
+def is_named(name: str, modules: Mapping[str, Sequence[str]], targets: Sequence[str]) -> bool:
+    """Whether a layer's own name, or one of those that `modules` has for it, is one of the targets or ends in one."""
+    names = {name, *modules.get(name, ())}
+    return any(one == target or one.endswith(f".{target}") for one in names for target in targets)
 
 
 def _routes(plain: nn.Module, name: str) -> bool:

@@ -100,10 +100,20 @@ def test_experts_by_name_as_before_transformers_5_are_read(base: Path, tmp_path:
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 8}))
-    layers = {f"base_model.model.{names[name]}.lora_": adapter.of(name) for name in adapter}
+    layers = {f"base_model.model.{names[name][0]}.lora_": adapter.of(name) for name in adapter}
     tensors = {f"{name}A.weight": layer.a.detach() for name, layer in layers.items()}
     tensors |= {f"{name}B.weight": layer.b.detach() for name, layer in layers.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
+    torch.testing.assert_close(outputs(model, read_adapter(folder, model, base)), outputs(model, adapter))
+
+
+def test_experts_are_chosen_and_given_ranks_by_the_parameters_that_peft_has(base: Path, tmp_path: Path) -> None:
+    model = load_model(base).model
+    pattern = {"layers.1.mlp.experts.down_proj": 3}
+    adapter = random_adapter(model, base, ("experts.down_proj",), rank_pattern=pattern)
+    ranks = {name: len(adapter.of(name).a) for name in adapter}
+    assert ranks == {f"blocks.{n}.feed_forward.experts.{e}.down": 2 + n for n in range(2) for e in range(EXPERTS)}
+    folder = write_adapter(tmp_path / "adapter", adapter, model, base)
     torch.testing.assert_close(outputs(model, read_adapter(folder, model, base)), outputs(model, adapter))
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, WrongState
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
-from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, read_adapter, write_adapter
+from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, merge_adapter, read_adapter, write_adapter
 from attn_models.lora.files import modules_of, weights_sha256
 from attn_schema.decoder import DecoderConfig
 from safetensors.torch import load_file, save_file
@@ -82,10 +82,11 @@ def test_layers_of_another_shape_are_refused_by_name(base: Path, tmp_path: Path)
 
 CHANGES = [
     ({"strange_field": 1}, "unknown field 'strange_field'"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save: lm_head is missing"),
     ({"bias": "all"}, "bias is 'all'"),
     ({"peft_type": "ADALORA"}, "peft_type is 'ADALORA'"),
-    ({"trainable_token_indices": [1]}, "trainable_token_indices is"),
+    ({"trainable_token_indices": [1]}, "trainable_tokens_delta is missing"),
+    ({"trainable_token_indices": ["a"]}, "trainable_token_indices is"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
     ({"r": 3}, "not of rank 3"),
     ({"r": 0}, "r is 0"),
@@ -144,7 +145,115 @@ def test_targets_are_named_by_either_name_and_unknown_ones_are_refused(
         LoraAdapter.fresh(model, config, modules=modules, targets=("c_attn",))
 
 
-def of_transformers(kind: str) -> object:
+TABLES = [
+    {"trainable_token_indices": (3, 5, 60)},
+    {"modules_to_save": ("embed_tokens",)},
+    {"modules_to_save": ("embed_tokens", "lm_head")},
+    {"targets": ("q_proj", "embed_tokens"), "rank_pattern": {"embed_tokens": 3}},
+    {"targets": ("q_proj", "lm_head"), "alpha_pattern": {"lm_head": 3.0}},
+]
+
+
+def of_tables(base: Path, model: Decoder, targets: tuple[str, ...] = ("q_proj",), **fields: object) -> LoraAdapter:
+    torch.manual_seed(2)
+    config = AdapterConfig(r=2, lora_alpha=8, **fields)
+    adapter = LoraAdapter.fresh(model, config, modules=modules_of(model, base), targets=targets)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return adapter.eval()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("fields", TABLES, ids=str)
+def test_changed_tables_begin_as_they_are_are_written_read_and_merged(
+    tied: bool, fields: dict, tiny: Callable[..., DecoderConfig], tmp_path: Path
+) -> None:
+    form = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "bias": False, "tie_word_embeddings": tied}
+    base = save_model(tmp_path / "base", Decoder(tiny(**form)), layout="llama")
+    model = load_model(base).model
+    fields = fields | ({"trainable_token_indices": (3, 5)} if "trainable_token_indices" in fields else {})
+    adapter = of_tables(base, model, **fields)
+    fresh = LoraAdapter.fresh(model, adapter.config, modules=modules_of(model, base), targets=fields.get("targets", ()))
+    assert torch.equal(outputs(model, fresh.eval()), model(TOKENS)), "nothing is changed yet"
+    changed = outputs(model, adapter)
+    plain = {name: layer for name in adapter if (layer := adapter.of(name)) is not None}
+    assert (outputs(model, LoraAdapter(adapter.config, plain).eval()) - changed).abs().max() > 1e-3
+    adapted = AdaptedModel(model)
+    adapted.always(adapter)
+    target = TOKENS.roll(-1, 1)
+    whole = torch.nn.functional.cross_entropy(changed.flatten(0, 1), target.flatten())
+    torch.testing.assert_close(model.next_token_loss(TOKENS, target), whole, rtol=1e-5, atol=1e-5)
+    model.next_token_loss(TOKENS, target).backward()
+    assert all(parameter.grad is not None for parameter in adapter.parameters())
+    adapted.detach()
+    again = read_adapter(write_adapter(tmp_path / "adapter", adapter, model, base), model, base)
+    torch.testing.assert_close(outputs(model, again), changed, rtol=1e-5, atol=1e-5)
+    merge_adapter(model, again)
+    torch.testing.assert_close(model(TOKENS), changed, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(load_model(save_model(tmp_path / "m", model, layout="llama")).model(TOKENS), changed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"modules_to_save": ("norm",)}, "modules_to_save"),
+        ({"trainable_token_indices": (64,)}, "trainable_token_indices"),
+        ({"trainable_token_indices": (1,), "modules_to_save": ("embed_tokens",)}, "changed in 2 ways"),
+        ({"targets": ("embed_tokens",), "use_dora": True}, "use_dora"),
+        ({"rank_pattern": {"k_proj": 3}}, "rank_pattern"),
+    ],
+    ids=str,
+)
+def test_tables_and_patterns_that_cannot_be_are_refused(
+    fields: dict, said: str, tiny: Callable[..., DecoderConfig], tmp_path: Path
+) -> None:
+    form = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "bias": False}
+    base = save_model(tmp_path / "base", Decoder(tiny(**form)), layout="llama")
+    with pytest.raises(InvalidValue, match=said):
+        of_tables(base, load_model(base).model, **fields)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("fields", TABLES, ids=str)
+def test_changed_tables_are_those_of_peft(tied: bool, fields: dict, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    of_transformers("llama", tie_word_embeddings=tied).eval().save_pretrained(tmp_path / "base")
+    model = load_model(tmp_path / "base").model
+    ours = of_tables(tmp_path / "base", model, **fields)
+    write_adapter(tmp_path / "ours", ours, model, tmp_path / "base")
+    theirs = of_transformers("llama", tie_word_embeddings=tied).eval()
+    read = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(read(TOKENS).logits, outputs(model, ours), rtol=1e-4, atol=1e-4)
+    read.save_pretrained(tmp_path / "theirs")
+    again = read_adapter(tmp_path / "theirs", model, tmp_path / "base")
+    torch.testing.assert_close(outputs(model, again), outputs(model, ours), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.oracle
+def test_an_untied_change_of_a_tied_table_is_computed_and_not_merged(tmp_path: Path) -> None:
+    """As PEFT does without `ensure_weight_tying`."""
+    peft = pytest.importorskip("peft")
+    theirs = of_transformers("llama", tie_word_embeddings=True).eval()
+    theirs.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(theirs, config).eval()
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "modules_to_save" in name:
+                parameter.mul_(1.5)
+    wrapped.save_pretrained(tmp_path / "theirs")
+    model = load_model(tmp_path / "base").model
+    adapter = read_adapter(tmp_path / "theirs", model, tmp_path / "base")
+    with torch.no_grad():
+        torch.testing.assert_close(outputs(model, adapter), wrapped(TOKENS).logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(WrongState, match="tied"):
+        merge_adapter(model, adapter)
+
+
+def of_transformers(kind: str, **fields: object) -> object:
     transformers = pytest.importorskip("transformers")
     small = {"vocab_size": 61, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     llama = {
@@ -157,7 +266,7 @@ def of_transformers(kind: str) -> object:
         return transformers.GPT2LMHeadModel(config)
     if kind == "qwen3":
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**small, **llama, head_dim=12))
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, **llama))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, **llama, **fields))
 
 
 OPTIONS = [

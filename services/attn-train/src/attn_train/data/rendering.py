@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from hashlib import sha256
 from itertools import product
 from typing import Any
 
@@ -15,8 +14,9 @@ from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import unused_characters
+from attn_schema.chat_form import THOUGHT, ChatForm
 
-from attn_train.data.shapes import ASSISTANT, THOUGHT, TOOL, USER, Chat, json_in
+from attn_train.data.shapes import ASSISTANT, TOOL, USER, Chat, json_in
 
 FIELD = "config.data.dataset"
 WEIGHT = "weight"
@@ -68,40 +68,23 @@ def tokenized_chats(tokenizer: Tokenizer, chat: Chat, place: str) -> list[Tokeni
 
 def _forms(chat: Chat) -> Iterator[tuple[Chat, bool]]:
     """Yield a conversation in the forms that templates take, and whether its contents are rendered as lists of parts,
-    as those of models of images do: arguments of calls as objects or as text, empty contents as texts or None, any ids
-    of calls or those of nine letters. Thoughts have the names that templates read."""
-    plain = [{key: value for key, value in message.items() if key != WEIGHT} for message in chat.messages]
-    for message in plain:
-        if thought := message.get(THOUGHT):
-            message.update(reasoning=thought, thinking=thought)
+    as those of models of images do."""
+    plain = [_without_weight(message) for message in chat.messages]
     calls = any("tool_calls" in message or message["role"] == TOOL for message in plain)
-    for parts, nine, text, null in product((False, True), repeat=4):
-        if calls or not (nine or text or null):
-            names: dict[str, str] = {}
-            messages = [_with_calls(message, names, nine, text, null) for message in plain]
-            yield replace(chat, messages=messages), parts
+    for parts, form in product((False, True), ChatForm.every() if calls else [ChatForm()]):
+        yield replace(chat, messages=list(form.messages(plain))), parts
 
 
-def _with_calls(message: dict[str, Any], names: dict[str, str], nine: bool, text: bool, null: bool) -> dict[str, Any]:  # noqa: FBT001
-    """A message in one of the forms of `_forms`; `names` are those of the functions by the ids of earlier calls."""
-
-    def known(call_id: Any) -> str:
-        return sha256(str(call_id).encode()).hexdigest()[:9] if nine else str(call_id)
-
-    made = dict(message)
-    if calls := message.get("tool_calls"):
-        made["tool_calls"] = []
-        for number, call in enumerate(calls):
-            given = call.get("id", f"call_{len(names)}{number}")
-            arguments = json_in(call["function"].get("arguments") or {}, "arguments")
-            function = {"name": call["function"]["name"], "arguments": json.dumps(arguments) if text else arguments}
-            made["tool_calls"].append({"id": known(given), "type": "function", "function": function})
-            names[str(given)] = function["name"]
-        made["content"] = message.get("content") or (None if null else "")
-    elif message["role"] == TOOL:
-        given = message.get("tool_call_id", next(reversed(names), ""))
-        made["tool_call_id"] = known(given)
-        made.setdefault("name", names.get(str(given)))
+def _without_weight(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with the arguments of its calls as objects, without what only training reads."""
+    made = {key: value for key, value in message.items() if key != WEIGHT}
+    if calls := made.get("tool_calls"):
+        functions = [call["function"] for call in calls]
+        told = [json_in(function.get("arguments") or {}, "arguments") for function in functions]
+        made["tool_calls"] = [
+            call | {"function": {"name": function["name"], "arguments": arguments}}
+            for call, function, arguments in zip(calls, functions, told, strict=True)
+        ]
     return made
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from attn_core.errors import InvalidValue
 from attn_models.evaluation import IGNORED
+from attn_schema.chat_form import THOUGHT
 from attn_schema.prepared import PrepareConfig, ShowConfig
 from attn_schema.training import DataConfig
 
@@ -25,7 +26,6 @@ ROLES: Mapping[str, str] = (
     | dict.fromkeys(("observation", "function"), TOOL)
 )
 """Roles by the names that ShareGPT's format and its kin give them; other names are roles already."""
-THOUGHT = "reasoning_content"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation", "dialogue", "dialog", "data"),
     "prompt": ("prompt",),
