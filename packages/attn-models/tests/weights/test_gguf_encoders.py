@@ -49,12 +49,16 @@ def spelled(word, *, old):
 
 
 def write_vocabulary(writer, vocabulary, *, old=False):
+    """The keys that llama.cpp's converter writes: that of today has the first token as "bos", and says the case."""
     writer.add_tokenizer_model("bert")
     writer.add_tokenizer_pre("default")
     writer.add_token_list([spelled(word, old=old) for word in vocabulary])
     writer.add_token_types([3 if word in SPECIAL else 1 for word in vocabulary])
     for name, word in IDS.items():
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", vocabulary.index(word))
+        key = "bos" if name == "cls" and not old else name
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", vocabulary.index(word))
+    if not old:
+        writer.add_bool("tokenizer.ggml.normalizer.lowercase", vocabulary[-1].islower())
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["today", "2024"])
@@ -70,7 +74,7 @@ def test_ids_are_those_of_the_published_tokenizer(vocabulary, old, tmp_path):
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text).ids, text
         assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids
-    assert ours.settings.mask_token == "[MASK]"
+    assert (ours.settings.cls_token, ours.settings.mask_token) == ("[CLS]", "[MASK]")
 
 
 def close(writer):

@@ -24,7 +24,7 @@ PRE = "tokenizer.ggml.pre"
 SEPARATOR = "seperator"  # codespell:ignore -- the spelling of the key in files
 USUAL_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
-    "bert": {"cls": 101, SEPARATOR: 102, "unknown": 100, "padding": 0, "mask": 103},
+    "bert": {"bos": 101, SEPARATOR: 102, "unknown": 100, "padding": 0, "mask": 103},
 }
 """The ids of special tokens in files that do not name them, by tokenizer.ggml.model, as in llama.cpp."""
 
@@ -89,11 +89,14 @@ def _byte_level_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenize
     return backend
 
 
+STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
+
+
 def _word_piece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
     """BERT's WordPiece, whose pieces at the beginning of a word have a blank before them in the file, and no others.
 
-    The file does not say whether texts are read in lower case: they are where the vocabulary has no capitals, and
-    otherwise keep case and accents, as BERT's published vocabularies.
+    Where the file does not say whether texts are read in lower case, they are if the vocabulary has no capitals, as in
+    BERT's published ones; otherwise they keep case and accents.
     """
     types = header.integers("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
@@ -105,7 +108,9 @@ def _word_piece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenize
         unk_token=_named(header, tokens, "unknown") or "[UNK]",
     )
     backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.BertNormalizer(lowercase=all(word == word.lower() for word in words))
+    lowercase = header.flag("tokenizer.ggml.normalizer.lowercase", default=all(word == word.lower() for word in words))
+    strips = header.flag(STRIP_ACCENTS, default=False) if STRIP_ACCENTS in header.metadata else None
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     return backend
@@ -179,7 +184,7 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, token
 def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...], kind: str) -> None:
     """Add the tokens with which every text begins and ends."""
     if kind == "bert":
-        set_ends(backend, _named(header, tokens, "cls"), _named(header, tokens, SEPARATOR))
+        set_ends(backend, _named(header, tokens, _first(header)), _named(header, tokens, SEPARATOR))
         return
     begins = kind == "llama" or (PRE in header.metadata and pre_tokenizer_named(header.text(PRE)).begins)
     wanted = {"bos": begins, "eos": False}
@@ -191,6 +196,11 @@ def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[s
         set_ends(backend, found["bos"], found["eos"])
 
 
+def _first(header: GgufHeader) -> str:
+    """The word in the key of BERT's first token: today's converters write it as that of the beginning."""
+    return "cls" if "tokenizer.ggml.cls_token_id" in header.metadata else "bos"
+
+
 def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
     template = header.metadata.get("tokenizer.chat_template")
     return TokenizerSettings(
@@ -198,7 +208,7 @@ def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
         eos_token=_named(header, tokens, "eos"),
         pad_token=_named(header, tokens, "padding"),
         unk_token=_named(header, tokens, "unknown"),
-        cls_token=_named(header, tokens, "cls"),
+        cls_token=_named(header, tokens, _first(header) if header.text("tokenizer.ggml.model") == "bert" else "cls"),
         sep_token=_named(header, tokens, SEPARATOR),
         mask_token=_named(header, tokens, "mask"),
         chat_template=template if isinstance(template, str) else None,
@@ -207,7 +217,8 @@ def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
 
 def _named(header: GgufHeader, tokens: tuple[str, ...], word: str) -> str | None:
     key = f"tokenizer.ggml.{word}_token_id"
-    token_id = header.metadata.get(key, USUAL_IDS.get(header.text("tokenizer.ggml.model"), {}).get(word))
+    usual = USUAL_IDS.get(header.text("tokenizer.ggml.model"), {}).get(word, len(tokens))
+    token_id = header.metadata.get(key, usual if usual < len(tokens) else None)
     if token_id is None:
         return None
     if type(token_id) is not int or not 0 <= token_id < len(tokens):
