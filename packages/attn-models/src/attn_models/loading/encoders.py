@@ -68,7 +68,7 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     path = checkpoint.path / "config.json"
     adapter = encoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
     try:
-        check_unread_keys(checkpoint.config, adapter.known_keys, path)
+        check_unread_keys(checkpoint.config, {*adapter.known_keys, POOLING_MODE}, path)
         config = adapter.from_hf_config(checkpoint.config)
         check_config_fits(checkpoint, config)
     except InvalidValue as error:
@@ -99,6 +99,8 @@ def save_encoder(
     return write_folder(folder, described, stored_tensors(saved_parameters(model), adapter.layout(model.config)), files)
 
 
+POOLING_MODE = "pooling_mode"
+"""A key of ours in the config.json of a converted encoder: the pooling of a text, where it has no modules.json."""
 Classifier: TypeAlias = Tagger | TextClassifier | FirstTokenClassifier
 POOLED = "classifier.query"
 """A tensor that only text classifiers have."""

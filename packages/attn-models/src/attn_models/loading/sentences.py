@@ -16,8 +16,8 @@ from torch import Tensor
 from attn_models.adapters.registry import encoder_adapter
 from attn_models.adapters.state_dict import stored_type
 from attn_models.device import resolve_device, resolve_dtype
-from attn_models.loading.encoders import build_encoder
-from attn_models.loading.pooling import MODULES, SentencePooling, modules_of, read_pooling
+from attn_models.loading.encoders import POOLING_MODE, build_encoder
+from attn_models.loading.pooling import MODULES, SentencePooling, modules_of, pools_of, read_pooling
 from attn_models.loading.sentence_settings import SentenceSettings, read_sentence_settings
 from attn_models.quantization.quantize import quantize_model, require_quantization
 from attn_models.tokenizers import Tokenizer
@@ -136,7 +136,9 @@ def load_sentence_encoder(
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
     tokenizer = Tokenizer.from_folder(checkpoint.path, model.embedding.weight.shape[0])
-    pooling = read_pooling(checkpoint.path, model.size, encoder_adapter(checkpoint.config.get("model_type")).pooling)
+    usual, said = encoder_adapter(checkpoint.config.get("model_type")).pooling, checkpoint.config.get(POOLING_MODE)
+    usual = usual if said is None else pools_of(said, checkpoint.path / "config.json")
+    pooling = read_pooling(checkpoint.path, model.size, usual)
     settings = read_sentence_settings(checkpoint.path)
     if settings.limit is not None:
         settings = replace(settings, limit=min(settings.limit, model.max_seq_len))
