@@ -47,8 +47,8 @@ QUADRATIC = (
     "soft_cap", "softmax_one", "sparsemax", "stick_breaking", "t5_bias", "visual_hard", "visual_soft",
 )
 LINEAR = (
-    "deltanet", "efficient", "gated_deltanet", "gla", "kda", "lightning", "linear", "mamba2", "ntm",
-    "performer", "retnet", "rwkv7", "rwkv7_channel", "short_conv",
+    "comba", "deltanet", "efficient", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "lightning", "linear",
+    "mamba2", "ntm", "performer", "retnet", "rwkv7", "rwkv7_channel", "short_conv",
 )
 # fmt: on
 EXPONENTS: dict[str, tuple[float, Options]] = {

@@ -23,6 +23,12 @@ from attn_testing.memory import stepped_logits
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.disable_progress_bar()
+from transformers.modeling_outputs import CausalLMOutput  # noqa: E402
+from transformers.models.glm5_next.modeling_glm5_next import (  # noqa: E402
+    Glm5NextPreTrainedModel,
+    Glm5NextTextConfig,
+    Glm5NextTextModel,
+)
 
 FOUR = NARROW | {"num_hidden_layers": 4, "head_dim": 8, "sliding_window": 5}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -85,6 +91,28 @@ STREAMS = {name: value for name, value in NARROW.items() if name != "num_key_val
     "num_hash_layers": 1,
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
 }
+DELTA_AND_POOLS = {name: value for name, value in NARROW.items() if name != "num_key_value_heads"} | {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "index_n_heads": 16,
+    "index_head_dim": 6,
+    "index_topk": 8,
+    "index_kpool": 4,
+    "linear_num_heads": 3,
+    "linear_head_dim": 6,
+    "linear_conv_kernel_dim": 3,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+}
 TINY = {
     "afmoe": {
         "": FOUR | EXPERTS | {"route_scale": 1.7, "mup_enabled": True},
@@ -113,6 +141,14 @@ TINY = {
         "keys are values": GEMMA4
         | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
         | {"num_global_key_value_heads": 1, "tie_word_embeddings": False},
+    },
+    "glm5_next_text": {
+        "": DELTA_AND_POOLS | {"hc_mult": 2},
+        "unbounded, groups": DELTA_AND_POOLS
+        | {"linear_lower_bound": None, "n_group": 3, "topk_group": 2, "swiglu_limit": 0.4, "hc_sinkhorn_iters": 3}
+        | {"index_kpool": 2, "num_hidden_layers": 3, "mlp_layer_types": ["dense"] * 2 + ["sparse"], "layer_types": None}
+        | {"linear_attn_config": {"num_heads": 2, "head_dim": 4, "short_conv_kernel_size": 4, "safe_gate": False}}
+        | {"layer_types": ["full_attention", "linear_attention", "indexed_attention"], "n_shared_experts": 2},
     },
     "glm_moe_dsa": {"": INDEXED | {"rms_norm_eps": 1e-5, "n_group": 1}},
     "diffllama": {
@@ -190,9 +226,30 @@ TINY = {
 }
 ROUNDED = {"minimax": 1e-6}
 """Families whose checkpoints hold decays, rounded to float32, which transformers reads."""
-LEFT_TO_CHANCE = frozenset({"index_n_heads 1"})
-"""With one head most index scores are exactly 0, and transformers takes any of those that are equal."""
+LEFT_TO_CHANCE = frozenset({"index_n_heads 1", "index_head_dim 1"})
+"""With one head most index scores are exactly 0, and the norm of keys of one element is the same for all of them:
+transformers takes any of those that are equal."""
 CASES = [(family, name) for family in TINY for name in TINY[family]]
+
+
+class Glm5NextForCausalLM(Glm5NextPreTrainedModel):
+    """The text model with the matrix that transformers only has beside its vision model."""
+
+    config_class = Glm5NextTextConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Glm5NextTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, tokens, attention_mask=None, return_dict=True):
+        hidden = self.model(tokens, attention_mask=attention_mask, return_dict=return_dict).last_hidden_state
+        return CausalLMOutput(logits=self.lm_head(hidden))
+
+
+transformers.AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
 
 
 def drawn(config):
@@ -327,6 +384,7 @@ SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "nu
 PUBLISHED = {
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text", SEEING | {"num_position_embeddings": 16}),
     "gemma4": ("Gemma4ForConditionalGeneration", "gemma4_text", SMALL | {"num_key_value_heads": 2, "head_dim": 8}),
+    "glm5_next": ("Glm5NextForConditionalGeneration", "glm5_next_text", SEEING),
     "minimax_m3_vl": ("MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl_text", SMALL),
 }
 

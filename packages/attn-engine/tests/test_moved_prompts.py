@@ -11,8 +11,9 @@ from attn_cache import KiviCache, KiviLayout, SharedCache
 from attn_cache.prefix_cache import SharedStore
 from attn_core import installed
 from attn_core.errors import DeadlineExceeded, Incompatible, InvalidValue
+from attn_core.models import PromptEmbeddings
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineConfig, PromptEmbeddings, PromptState, Request, SamplingParams, StructuredOutput
+from attn_engine import Engine, EngineConfig, PromptState, Request, SamplingParams, StructuredOutput
 from attn_schema import PartialCompletion, Resumption, ScoringParams
 from serving import Outcome, assert_empty, make_engine, run_all
 from small_models import JSON, KINDS, LETTERS, Bytes, small_model

@@ -13,3 +13,13 @@ class TestGatedDeltaNetWithWideValuesAndOneTap(MechanismLaws):
 class TestGatedDeltaNetWithTwoHeadsForEachKey(MechanismLaws):
     mechanism = "gated_deltanet"
     options = {"key_heads": 2, "value_size": 6, "allow_neg_eigval": True}
+
+
+class TestGatedDeltaProduct(MechanismLaws):
+    mechanism = "gated_deltaproduct"
+    options = {"num_householder": 3, "key_heads": 2, "value_size": 6}
+
+
+class TestComba(MechanismLaws):
+    mechanism = "comba"
+    options = {"key_heads": 2, "value_size": 6}

@@ -1,4 +1,4 @@
-"""Sparse latent attention beside that of transformers' DeepSeek-V3.2 and GLM-5, and what only it guarantees."""
+"""Sparse latent attention beside that of transformers' DeepSeek-V3.2, GLM-5 and GLM-5.3, and its own guarantees."""
 
 import importlib
 
@@ -26,43 +26,61 @@ NAMES = {
 }
 
 
-def pair(family, interleaved):
+POOLED = {"rotary_size": 0, "top": 6, "pool": 3, "norm_eps": 1e-5}
+
+
+def pair(family, options, keys):
     """The attention of a family of transformers, with weights far from their initial values, and ours with the same."""
-    title = {"deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}[family]
+    title = {"deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa", "glm5_next": "Glm5NextText"}[family]
     settings = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
     modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    sizes = {"kv_lora_rank": 12, "q_lora_rank": 20, "v_head_dim": 6, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+    sizes |= {"index_n_heads": 16, "index_head_dim": 10, "index_topk": 5, "num_hidden_layers": 1}
     config = getattr(settings, f"{title}Config")(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=12, q_lora_rank=20, v_head_dim=6,
-        qk_rope_head_dim=4, qk_nope_head_dim=8, index_n_heads=16, index_head_dim=10, index_topk=5, num_hidden_layers=1,
-    )  # fmt: skip
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, **sizes | keys
+    )
     config._attn_implementation = "eager"
-    theirs, turns = getattr(modeling, f"{title}Attention")(config, 0), getattr(modeling, f"{title}RotaryEmbedding")
+    theirs, turns = (
+        getattr(modeling, f"{title}Attention")(config, 0),
+        getattr(modeling, f"{title}RotaryEmbedding", None),
+    )
     torch.manual_seed(0)
     for name, weight in theirs.named_parameters():
         torch.nn.init.normal_(weight, mean=float("norm" in name), std=0.4)
-    options = SIZES | INDEX | {"index_interleaved": interleaved}
-    ours = MLA.build(configure(MLA, options, hidden_size=32, num_heads=4, rotary=Rotary(interleaved=True)))
-    joined, rotary = theirs.kv_a_proj_with_mqa.weight.split([12, 4])
+    rotary = None if turns is None else Rotary(interleaved=True)
+    ours = MLA.build(configure(MLA, SIZES | INDEX | options, hidden_size=32, num_heads=4, rotary=rotary))
+    joined, turned = theirs.kv_a_proj_with_mqa.weight.tensor_split([12])
     by_head = theirs.kv_b_proj.weight.unflatten(0, (4, -1)).split([8, 6], dim=1)
     state = {f"{mine}.{leaf}": theirs.state_dict()[f"{other}.{leaf}"] for mine, other in NAMES.items()
              for leaf in ("weight", "bias") if f"{other}.{leaf}" in theirs.state_dict()}  # fmt: skip
-    state |= {"latent.weight": joined, "rotary_key.weight": rotary}
+    state |= {"latent.weight": joined} | ({} if turns is None else {"rotary_key.weight": turned})
+    state |= {f"inner.indexer.{mine}": getattr(theirs.indexer, f"index_kpool_compress_{other}")
+              for mine, other in (("pool_gate.weight", "gate"), ("pool_bias", "ape")) if turns is None}  # fmt: skip
     state |= {f"{name}.weight": part.flatten(0, 1) for name, part in zip(("key_up", "value_up"), by_head, strict=True)}
     ours.load_state_dict(state)
-    return theirs.double().eval(), ours.double().eval(), turns(config)
+    return theirs.double().eval(), ours.double().eval(), turns and turns(config)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(("family", "interleaved"), [("deepseek_v32", False), ("glm_moe_dsa", True)])
-def test_it_equals_the_layer_of_transformers_forward_and_gradient(record_property, family, interleaved):
+@pytest.mark.parametrize(
+    ("family", "options", "keys"),
+    [
+        ("deepseek_v32", {"index_interleaved": False}, {}),
+        ("glm_moe_dsa", {"index_interleaved": True}, {}),
+        ("glm5_next", POOLED, {"qk_rope_head_dim": 0, "index_topk": 6, "index_kpool": 3}),
+    ],
+)
+def test_it_equals_the_layer_of_transformers_forward_and_gradient(record_property, family, options, keys):
     pytest.importorskip("transformers")
     with in_float64():
-        theirs, ours, turns = pair(family, interleaved)
+        theirs, ours, turns = pair(family, options, keys)
         rows = torch.randn(2, 23, 32)
         places = torch.arange(23)[None]
         mask = torch.zeros(23, 23).masked_fill(torch.ones(23, 23, dtype=torch.bool).triu(1), float("-inf"))
 
         def attend(given):
+            if turns is None:
+                return theirs(given, torch.ones(given.shape[:2], dtype=torch.bool))[0]
             return theirs(given, turns(given, places), mask[None, None].expand(2, 1, -1, -1), position_ids=places)[0]
 
         weights = [(getattr(ours, mine).weight, getattr(theirs, NAMES[mine]).weight) for mine in ("query_up", "output")]
@@ -88,6 +106,12 @@ def test_a_token_remembers_a_latent_a_rotary_key_and_an_index_key():
     assert state_bytes(state, tokens=10, dtype="bfloat16") == 10 * 2 * (512 + 64 + 128)
 
 
+def test_with_pools_it_remembers_an_index_key_for_each_and_those_of_the_open_one():
+    options = {"index_size": 128, "pool": 16, "rotary_size": 0}
+    state = MLA.state(configure(MLA, options, hidden_size=512, num_heads=8))
+    assert state_bytes(state, tokens=1003, dtype="bfloat16") == 2 * (1003 * 512 + 62 * 128 + 16 * 2 * 128)
+
+
 def test_beyond_top_a_decoded_token_pays_for_the_index_only():
     config = configure(MLA, SIZES | INDEX, hidden_size=32, num_heads=4)
     one, other = (MLA.cost(config, Step(remembered=keys)).flops for keys in (1000, 2000))
@@ -100,6 +124,8 @@ def test_beyond_top_a_decoded_token_pays_for_the_index_only():
         ({"rotary_size": 12}, "rotary_size: 12 is not allowed; allowed: at most the index_size 10"),
         ({"rotary_size": 3}, "rotary_size: 3"),
         ({"query_latent": 0}, "query_latent: 0"),
+        ({"pool": 1}, "pool: 1"),
+        ({"pool": 2}, "top: 5 is not allowed; allowed: a multiple of the 2 tokens of a pool"),
         ({"score_factor": 0.0}, "score_factor: 0"),
     ],
 )

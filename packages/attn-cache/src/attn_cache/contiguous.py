@@ -189,7 +189,7 @@ class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
 
     def __init__(self, cache: ContiguousKVCache, indices: Sequence[int], batch: RaggedBatch) -> None:
         super().__init__(cache, indices, batch)
-        self._destinations: dict[Extent, tuple[Tensor, Tensor]] = {}
+        self._destinations: dict[Extent, tuple[Tensor, Tensor] | tuple[slice, int]] = {}
         self._in_place: dict[tuple[Extent, int], tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
     def view(self, layer: str, state: str) -> ContiguousView:
@@ -207,8 +207,13 @@ class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
             self._destinations[extent] = self._destination(extent)
         memory[self._destinations[extent]] = rows
 
-    def _destination(self, extent: Extent) -> tuple[Tensor, Tensor]:
-        """The request and the slot of each new row of states of one extent, [rows] each."""
+    def _destination(self, extent: Extent) -> tuple[Tensor, Tensor] | tuple[slice, int]:
+        """The request and the slot of each new row of states of one extent, [rows] each; neighbouring requests and one
+        slot, where all add a row at the same one, which is written without an index of each row."""
+        first, contexts = self.indices[0], set(self.batch.contexts)
+        together = self.indices == tuple(range(first, first + len(self.indices)))
+        if extent.every == 1 and together and len(contexts) == 1 and self.batch.decoding and not self.batch.paths:
+            return slice(first, first + len(self.indices)), contexts.pop()
         indices = torch.tensor(self.indices, device=self.cache.device)
         if extent.every == 1:
             return indices[self.batch.request_of.to(self.cache.device)], self._new_slots()
@@ -295,7 +300,8 @@ class ContiguousView:
     def append(self, fields: Fields) -> Fields:
         """Write this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
         check_names(".".join(self._key), fields, self._memory)
-        count = sum(map(len, self._step.new_rows(self._extent)))
+        every = self._extent.every
+        count = self._step.tokens if every == 1 else sum(map(len, self._step.new_rows(self._extent)))
         for name, memory in self._memory.items():
             check_shape(".".join((*self._key, name)), fields[name], (count, *memory.shape[2:]))
             self._step.write(self._extent, memory, fields[name])

@@ -36,6 +36,8 @@ class InnerAttention:
     """
 
     computes_itself: ClassVar[bool] = False
+    reads_rows: ClassVar[bool] = True
+    """False if only the operands change the result, so that the module can attend where there are no hidden states."""
 
     def use_kernel(self, name: str | None) -> None:
         """Use the kernel of this name for attention that `attend` does not compute; None lets the module choose.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -123,6 +124,48 @@ class MixesAdapters(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PromptEmbeddings:
+    """Embeddings that replace those of some tokens of a prompt, such as image embeddings.
+
+    `rows` [places, embedding_size], floating point, are for the tokens at the ascending `places`. Prompts with equal
+    tokens and an equal `key` have equal rows.
+
+    `positions` [axes, tokens], int64, are the rotary positions of the prompt's tokens where these are not their places;
+    the tokens after the prompt go on from the largest one, on all axes. The tokens of each of the `groups`, from a
+    place to an exclusive end, see each other, within the window of a layer, and are computed in one step.
+    """
+
+    places: tuple[int, ...]
+    rows: Tensor
+    key: str
+    positions: Tensor | None = None
+    groups: tuple[tuple[int, int], ...] = ()
+
+    def within(self, start: int, length: int) -> tuple[int, int]:
+        """The slice (start, exclusive end) of `places` within the `length` tokens from `start` on."""
+        return bisect_left(self.places, start), bisect_left(self.places, start + length)
+
+    def group_around(self, place: int) -> tuple[int, int] | None:
+        """The group that has tokens before and from `place` on, None if no group does."""
+        return next((group for group in self.groups if group[0] < place < group[1]), None)
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """The given embeddings of one step: `rows` [places, embedding_size] for its tokens at the indices `places`
+    [places], int64.
+
+    `positions` [axes, tokens], int64, are the rotary positions of all tokens, None if they are those of the batch.
+    `seen` [tokens], int64, is the last position that each token sees, None if that is its own for all.
+    """
+
+    places: Tensor
+    rows: Tensor
+    positions: Tensor | None = None
+    seen: Tensor | None = None
+
+
 @runtime_checkable
 class TakesEmbeddings(Protocol):
     """A language model whose steps can take given embeddings for some tokens, such as embeddings of images."""
@@ -130,9 +173,8 @@ class TakesEmbeddings(Protocol):
     embedding_size: int
     """Number of elements of an embedding."""
 
-    def placing(self, places: Tensor, rows: Tensor) -> AbstractContextManager[None]:
-        """A context in which a step uses `rows` [places, embedding_size] as the embeddings of its tokens at the indices
-        `places` [places], int64."""
+    def placing(self, placed: PlacedRows) -> AbstractContextManager[None]:
+        """A context in which a step uses these rows as the embeddings of some of its tokens."""
         ...
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from attn_engine.in_process import InProcess as InProcess
     from attn_engine.local_client import LocalClient as LocalClient
     from attn_engine.loop import EngineLoop as EngineLoop
-    from attn_engine.request import PromptEmbeddings as PromptEmbeddings
     from attn_engine.request import Request as Request
     from attn_engine.request import RequestOutput as RequestOutput
     from attn_engine.state_transfer import PromptState as PromptState
@@ -32,6 +31,6 @@ lazy_names(
         "local_client": ("LocalClient",),
         "loop": ("EngineLoop",),
         "state_transfer": ("PromptState",),
-        "request": ("PromptEmbeddings", "Request", "RequestOutput"),
+        "request": ("Request", "RequestOutput"),
     },
 )

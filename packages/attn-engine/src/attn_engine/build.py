@@ -34,14 +34,35 @@ def build_engine(
     most the same memory. With `ranks`, `model` is the first rank's part of a model, whose other ranks get caches for
     the same number of tokens; the draft model is not split. The dtype and device of a cache are those of its model's
     parameters; step sizes that the config leaves out are the defaults for the device. Raises `UnknownName` for an
-    unknown cache family, and `InvalidValue` if the memory does not hold one token of each sequence.
+    unknown cache family, and `InvalidValue` if the memory does not hold one token of each sequence, or as
+    `require_batch_invariant` does.
     """
     config = config.with_defaults(next(model.parameters()).device.type)  # type: ignore[attr-defined]
+    if config.batch_invariant:
+        require_batch_invariant(model, config)
     store = _store(model, config, kv_cache_tokens, ranks)
     if draft_model is None:
         return Engine(model, store, tokenizer, config, prompt_lookup=_prompt_lookup(model, config, ranks))
     draft = DraftModel(draft_model, _store(draft_model, config, None), config.batch_sizes[1])
     return Engine(model, store, tokenizer, config, draft_model=draft)
+
+
+def require_batch_invariant(model: LanguageModel, config: EngineConfig) -> None:
+    """Let each part of a model be computed by itself, so that all can be computed batch-invariantly.
+
+    Raises `InvalidValue` for what would change results: other devices and dtypes, lossy caches, several ranks.
+    """
+    dtype, device = _dtype_and_device(model)
+    if device != "cpu" or dtype == "float64":
+        raise InvalidValue.of(
+            "batch_invariant", f"true for {dtype} on {device}", "false, or float32 or 16 bits on a CPU"
+        )
+    if config.tensor_parallel_size > 1:
+        raise InvalidValue.of("tensor_parallel_size", config.tensor_parallel_size, "1 with batch_invariant")
+    if installed().caches.get(config.kv_cache).loss:
+        raise InvalidValue.of("kv_cache", config.kv_cache, "a cache that rounds nothing, with batch_invariant")
+    if hasattr(model, "take_apart"):
+        model.take_apart()
 
 
 def _prompt_lookup(model: LanguageModel, config: EngineConfig, ranks: Leader | None) -> PromptLookupProposer:

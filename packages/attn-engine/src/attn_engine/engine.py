@@ -22,7 +22,7 @@ from attn_engine.detokenizer import Detokenizer, token_text
 from attn_engine.draft_model import DraftModel
 from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
 from attn_engine.graphs import DECODE, PROMPTS
-from attn_engine.model_runner import ModelRunner
+from attn_engine.model_runner import ModelRunner, numerics_of
 from attn_engine.out_of_memory import as_attn_error, is_out_of_memory, out_of_memory, release_memory
 from attn_engine.output_processor import beam_output, process_step
 from attn_engine.request import ModelLimits, Request, RequestOutput
@@ -67,7 +67,9 @@ class Engine:
             config = config.replace(num_speculative_tokens=proposer.default_tokens)
         self.config = config
         ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
-        self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
+        self._numerics = numerics_of(config)
+        with self._numerics:
+            self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
         if not config.enforce_eager:
             self._runner.record_steps(config)
         self._store = store
@@ -229,7 +231,7 @@ class Engine:
         began = self._clock()
         between = 0.0 if self._stepped is None else began - self._stepped
         self._end_late()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._numerics:
             chunks = self._complete_step()
             if chunks:
                 # Whatever happens between two steps, such as the delivery of outputs, is a part of the engine's speed.

@@ -34,11 +34,16 @@ class PrefixCaching:
             self._store.remember(sequence.number, sequence.tokens, computed, sequence.scope)
 
     def chunk(self, sequence: Sequence, length: int) -> int:
-        """The number of the next `length` tokens to compute in one step, so that blocks can be shared."""
-        if self._store is None:
-            return length
-        shared = 0 if sequence.scope is None else len(sequence.tokens)
-        return self._store.chunk(sequence.computed, length, shared)
+        """The number of the next `length` tokens to compute in one step, so that blocks can be shared.
+
+        More than `length` where that would be a part of tokens that see each other.
+        """
+        if self._store is not None:
+            shared = 0 if sequence.scope is None else len(sequence.tokens)
+            length = self._store.chunk(sequence.computed, length, shared)
+        given = sequence.request.prompt_embeddings
+        group = None if given is None else given.group_around(sequence.computed + length)
+        return length if group is None else group[1] - sequence.computed
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from attn_core.errors import InternalError
 from attn_core.kernels.sampling import sampling_kernel
 from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters, TakesEmbeddings
 from attn_core.stores import StateStore
+from attn_models.vision_language.placing import Part, placed_rows
 from attn_schema import EngineConfig
 from torch import Tensor
 
@@ -34,6 +35,15 @@ class BatchEntry(NamedTuple):
     length: int
     context: int
     path: tuple[int, ...] | None = None
+
+
+def numerics_of(config: EngineConfig) -> AbstractContextManager[object]:
+    """The context in which an engine of this config computes; it may be entered again."""
+    if not config.batch_invariant:
+        return nullcontext()
+    from attn_kernels_cpu.invariant import BatchInvariant
+
+    return BatchInvariant()
 
 
 class ModelRunner:
@@ -103,8 +113,9 @@ class ModelRunner:
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
-        placed = None if self._takes_embeddings is None else self._with_embeddings(self._takes_embeddings, ordered)
-        if self.graphs is not None and tracer is None and not adapted and placed is None:
+        parts = [Part(c.sequence.request.prompt_embeddings, c.start, c.length, c.rows) for c in ordered]
+        takes = self._takes_embeddings if any(part.needs_placing for part in parts) else None
+        if self.graphs is not None and tracer is None and not adapted and takes is None:
             found = self.graphs.run(ordered)
             if found is not None:
                 return ordered, found
@@ -116,32 +127,14 @@ class ModelRunner:
         ]
         state = self.store.view(batch, names)
         together = nullcontext() if self._ranks is None else self._ranks.step(tokens)
-        with self._with_adapters(ordered) if adapted else nullcontext(), placed or nullcontext(), together:
+        placed = nullcontext() if takes is None else takes.placing(placed_rows(parts, batch.positions))
+        with self._with_adapters(ordered) if adapted else nullcontext(), placed, together:
             hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
         if hidden.dim() != 2 or len(hidden) != len(tokens):
             raise InternalError(f"the model returned hidden states {tuple(hidden.shape)} for {len(tokens)} tokens")
         if tracer:
             tracer.check_output(hidden)
         return ordered, hidden
-
-    def _with_embeddings(
-        self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk]
-    ) -> AbstractContextManager[None] | None:
-        """A context within which the step uses the given embeddings of prompts in place of those of their tokens.
-
-        None if the chunks contain none of these positions.
-        """
-        places, rows, offset = list[int](), list[Tensor](), 0
-        for chunk in ordered:
-            given = chunk.sequence.request.prompt_embeddings
-            first, last = (0, 0) if given is None else given.within(chunk.start, chunk.length)
-            if given is not None and first < last:
-                places += [offset + place - chunk.start for place in given.places[first:last]]
-                rows.append(given.rows[first:last])
-            offset += chunk.rows
-        if not rows:
-            return None
-        return model.placing(self._tensor(places), torch.cat(rows).to(self.device))
 
     def _with_adapters(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         if self.adapters is None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import operator
-from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
-from attn_core.models import RequestAdapter
+from attn_core.models import PromptEmbeddings, RequestAdapter
 from attn_schema import OutputDelta, Resumption, SamplingParams, ScoringParams
 from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS, ResolvedSamplingParams
 
@@ -20,23 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GREEDY = SamplingParams().resolved()
-
-
-@dataclass(frozen=True)
-class PromptEmbeddings:
-    """Embeddings that replace those of some tokens of a prompt, such as image embeddings.
-
-    `rows` [places, hidden_size], floating point, are for the tokens at the ascending `places`. Prompts with equal
-    tokens and an equal `key` have equal rows.
-    """
-
-    places: tuple[int, ...]
-    rows: Tensor
-    key: str
-
-    def within(self, start: int, length: int) -> tuple[int, int]:
-        """The slice (start, exclusive end) of `places` within the `length` tokens from `start` on."""
-        return bisect_left(self.places, start), bisect_left(self.places, start + length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +243,9 @@ class ModelLimits:
         if shape != wanted or not ascending:
             allowed = f"the shape {wanted}, and ascending places below {len(request.token_ids)}"
             raise InvalidValue.of(name, f"the shape {shape}", allowed)
+        if given.group_around(len(request.token_ids)):
+            rule = "all of its tokens, which see each other: such a prompt is not computed in two engines"
+            raise InvalidValue.of("token_ids", "a part of a prompt", rule)
 
     def _check_encoder_ids(self, ids: tuple[int, ...] | None) -> None:
         name = "encoder_token_ids"

@@ -227,7 +227,7 @@ class Scheduler:
             length = min(sequence.pending, left)
             if length < 1 or sequence.number not in self.running:
                 continue
-            if length > 1:
+            if sequence.pending > 1:
                 length = self.prefixes.chunk(sequence, length)
             if self._make_room(sequence, sequence.computed + length):
                 chunks.append(ScheduledChunk(sequence, length))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from attn_core import InvalidValue, installed
+from attn_core.errors import UserError
 from attn_engine.client import TextTask
 from attn_engine.host.host import ModelHost
 from attn_engine.in_process import open_host
@@ -77,3 +78,12 @@ def test_it_refuses_a_prompt_longer_than_its_model_reads(host: ModelHost) -> Non
 def test_a_config_that_no_engine_can_keep_is_refused(folder: Path, outputs: Outputs) -> None:
     with pytest.raises(InvalidValue, match="kv_cache_memory_bytes"):
         open_host(folder, EngineConfig(kv_cache_memory_bytes=1), outputs.put)
+
+
+@pytest.mark.parametrize(
+    "other", [{"quantization": "int8"}, {"kv_cache": "int8"}, {"dtype": "float64"}, {"kernel": "torch_sdpa"}]
+)
+def test_what_is_not_batch_invariant_is_refused_by_name(folder: Path, outputs: Outputs, other: dict[str, str]) -> None:
+    name = next(iter(other))
+    with pytest.raises(UserError, match=name if name != "dtype" else "float64"):
+        open_host(folder, EngineConfig(batch_invariant=True, **other), outputs.put)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from attn_core import LayerState, RaggedBatch, Rotary
@@ -13,8 +13,8 @@ from attn_core.batch import RowsInPlace
 from attn_core.kernels.block import BlockParts
 from torch import Tensor
 
-from attn_kernels_cpu.forms import FORMS
-from attn_kernels_cpu.library import BlockStruct, LayerStruct, MemoryStruct, StepStruct, library
+from attn_kernels_cpu.library import BlockStruct, LayerStruct, StepStruct, library
+from attn_kernels_cpu.paged import Memory, scale_of, seen, window_of
 
 TILE = 32
 """The number of elements of a head in one AMX tile."""
@@ -58,13 +58,9 @@ def prepared(batch: RaggedBatch, rows: RowsInPlace, of_kind: CpuBlockStep, hidde
 def _prepare(
     batch: RaggedBatch, window: int | None, rows: RowsInPlace, cos_sin: tuple[Tensor, Tensor] | None
 ) -> Prepared:
-    longest = rows.kv_indices.shape[1]
-    bases = torch.tensor([request * longest - first for request, first in enumerate(rows.firsts)])
-    oldest = torch.zeros_like(batch.positions) if window is None else (batch.positions - window + 1).clamp_(min=0)
-    start = bases[batch.request_of] + oldest
-    count = (batch.positions - oldest + 1).to(torch.int32)
+    numbers, start, count = seen(batch, window, rows)
     cosines, sines = (turn.contiguous() for turn in cos_sin) if cos_sin is not None else (None, None)
-    held = cosines, sines, rows.slot_mapping, rows.kv_indices.contiguous(), start, count
+    held = cosines, sines, rows.slot_mapping, numbers.contiguous(), start, count
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses)
     # A reference to the original row numbers is kept, too, so that their `id` is not reused.
@@ -80,9 +76,8 @@ class CpuBlockStep:
         self.parts = parts
         attention, gated = parts.attention, parts.feed_forward
         spec, heads = attention.spec, attention.spec.heads
-        scale = getattr(spec.score, "scale", None) or heads.key_size**-0.5
         self._gains = [gain.detach().float().contiguous() for gain in (parts.attention_gain, parts.feed_forward_gain)]
-        self.window = None if spec.mask.lookback is None else spec.mask.lookback + 1
+        self.window = window_of(spec)
         self.kind = _KINDS.setdefault((self.window, spec.rotary), len(_KINDS))
         self._block = BlockStruct(
             attention.projections.address,
@@ -91,7 +86,7 @@ class CpuBlockStep:
             gated.down.address,
             *(gain.data_ptr() for gain in self._gains),
             parts.eps,
-            scale,
+            scale_of(spec),
             heads.query,
             heads.key_value,
             heads.key_size,
@@ -99,7 +94,7 @@ class CpuBlockStep:
             int(spec.rotary is not None and spec.rotary.interleaved),
             attention.projections.attention if spec.mask.lookback is None and heads.key_size % TILE == 0 else 0,
         )
-        self._key, self._value = _Memory(), _Memory()
+        self._key, self._value = Memory(), Memory()
         self.layer = LayerStruct(ctypes.addressof(self._block))
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
@@ -147,22 +142,3 @@ class CpuStackStep:
         out = hidden.contiguous()
         self._run(self._layers, len(self._blocks), out.data_ptr())
         return out
-
-
-class _Memory:
-    """The kernel argument for a cache tensor [rows, heads, size]; that of the last tensor is cached."""
-
-    def __init__(self) -> None:
-        self._last: Callable[[], Tensor | None] = lambda: None
-        self._struct: MemoryStruct | None = None
-
-    def of(self, memory: Tensor) -> MemoryStruct | None:
-        """The struct; None for a dtype or layout that the kernels do not support."""
-        if self._last() is memory:
-            return self._struct
-        form = str(memory.dtype).removeprefix("torch.")
-        readable = form in ("float32", "bfloat16") and memory.ndim == 3 and memory.stride(2) == 1
-        at = memory.data_ptr(), memory.stride(0), memory.stride(1)
-        self._struct = MemoryStruct(*at, FORMS[form].number) if readable else None
-        self._last = ref(memory)
-        return self._struct

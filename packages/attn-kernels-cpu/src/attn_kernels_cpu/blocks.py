@@ -1,16 +1,20 @@
-"""The declaration of the kernel for whole decoder blocks."""
+"""The declarations of the kernels for whole decoder blocks, and for attention to cached rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.kernels.attend import BAND
+from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import Anything, AtMost, Condition, MultipleOf, OneOf
 from attn_core.kernels.block import BlockKernel, BlockParts, BlockProblem, BlockStep, StackStep
 
 from attn_kernels_cpu.compiling import why_not
+
+if TYPE_CHECKING:
+    from attn_core import AttentionSpec
+    from torch import Tensor
 
 VECTOR = 16
 """The number of elements of a vector."""
@@ -49,9 +53,7 @@ class CpuBlock(BlockKernel):
 
     def further_refusals(self, problem: BlockProblem) -> list[str]:
         """Refuse values whose size differs from that of keys."""
-        if problem.key_size == problem.value_size:
-            return []
-        return [f"value_size: {problem.value_size} differs from key_size {problem.key_size}"]
+        return _sizes_apart(problem)
 
     def cost(self, problem: BlockProblem) -> float:  # noqa: ARG002 -- the same for every size
         """An estimate: as fast as the linear kernels of this package, without PyTorch's overhead per operation."""
@@ -68,3 +70,54 @@ class CpuBlock(BlockKernel):
         from attn_kernels_cpu.block_step import CpuStackStep
 
         return CpuStackStep(steps)
+
+
+class CpuPaged(PagedAttendKernel):
+    """Causal attention, in a window or not, of float32 queries to cached keys and values, which are not copied."""
+
+    name = "cpu_paged"
+    summary = "attention over a paged KV cache, read in place, in C++"
+
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "score": OneOf("scaled_dot"),
+        "distribution": OneOf("softmax"),
+        "mask": OneOf(BAND),
+        "key_size": HeadSize(),
+        "value_size": Anything(),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "rows": OneOf("plain"),
+        "dtype": OneOf("float32"),
+        "device": OneOf("cpu"),
+    }
+
+    def available(self) -> str | None:
+        """Why the kernel cannot run here, or None; it uses the library that packed weights have loaded."""
+        return why_not() or unloaded()
+
+    def further_refusals(self, problem: PagedAttendProblem) -> list[str]:
+        """Refuse values whose size differs from that of keys."""
+        return _sizes_apart(problem)
+
+    def cost(self, problem: PagedAttendProblem) -> float:  # noqa: ARG002 -- the same for every size
+        """An estimate of the time relative to gathering the rows first."""
+        return 0.3
+
+    def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
+        """The output [tokens, heads, value_size]."""
+        from attn_kernels_cpu.paged import attend
+
+        return attend(spec, operands)
+
+
+def unloaded() -> str | None:
+    """That the library is not loaded yet, None if it is."""
+    from attn_kernels_cpu.library import is_loaded
+
+    return None if is_loaded() else "the compiled kernels are not loaded; packed weights load them"
+
+
+def _sizes_apart(problem: BlockProblem | PagedAttendProblem) -> list[str]:
+    if problem.key_size == problem.value_size:
+        return []
+    return [f"value_size: {problem.value_size} differs from key_size {problem.key_size}"]

@@ -92,15 +92,37 @@ class LayerStruct(ctypes.Structure):
     _fields_ = (("block", ADDRESS), ("step", ADDRESS), ("key", MemoryStruct), ("value", MemoryStruct))
 
 
+class PagedAttentionStruct(ctypes.Structure):
+    """The struct `PagedAttention` of native/attend_batch.hpp."""
+
+    _fields_ = (
+        ("query", ADDRESS),
+        ("out", ADDRESS),
+        ("key", MemoryStruct),
+        ("value", MemoryStruct),
+        ("query_heads", ctypes.c_int32),
+        ("shared_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("numbers", ADDRESS),
+        ("start", ADDRESS),
+        ("count", ADDRESS),
+        ("tokens", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
 SIGNATURES = {
     "attn_pack": (ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
+    "attn_products": (ADDRESS, ADDRESS, ADDRESS, *[ctypes.c_int64] * 3, COUNT, COUNT, COUNT, COUNT),
     "attn_rounded_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
     "attn_activate": (COUNT, ADDRESS, ADDRESS, ADDRESS, ctypes.c_int64, COUNT),
     "attn_attention": (ADDRESS,),
     "attn_attention_changes": (ADDRESS, ADDRESS),
+    "attn_attend_paged": (ADDRESS,),
     "attn_blocks": (ADDRESS, COUNT, ADDRESS),
     "attn_draw": (ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS, COUNT),
     "attn_logprobs": (ADDRESS, COUNT, COUNT, ADDRESS, COUNT, ADDRESS, ADDRESS, ADDRESS, COUNT),

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Self
+from itertools import accumulate
+from typing import Any, Self
 
 import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_kernels_cpu.forms import FORMS, PANEL, Form
+from attn_kernels_cpu.kept import KeptFile
 from attn_kernels_cpu.library import LinearStruct, library
-from attn_kernels_cpu.pages import LargePages
+from attn_kernels_cpu.pages import LINE, LargePages
 
 SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
 """The values of `Source` in native/kernels.cpp, by dtype."""
 
 JOINED = 11
 """The value of `JOINED` in native/simd.hpp."""
+
+TYPES = {"weights": torch.uint8, "scales": torch.uint8, "steps": torch.float32, "bias": torch.float32}
+"""The dtypes of a layer's buffers."""
 
 _PAGES = LargePages()
 
@@ -34,7 +39,7 @@ class PackedLinear(nn.Module):
     weights: Tensor
     scales: Tensor | None
     steps: Tensor | None
-    bias: Tensor | None
+    bias: Any
 
     def __init__(self, form: str, weight: Tensor | Sequence[Tensor], bias: Tensor | None) -> None:
         super().__init__()
@@ -42,6 +47,7 @@ class PackedLinear(nn.Module):
         self.attention = FORMS[form].attention
         layout = FORMS[form]
         parts = [weight] if isinstance(weight, Tensor) else list(weight)
+        file = KeptFile.of(form, parts, bias) if layout.block else None
         if any(len(part) % PANEL for part in parts[:-1]):
             parts = [torch.cat(parts)]
         self.outputs, self.inputs = sum(map(len, parts)), layout.inputs_of(parts[0].shape[1])
@@ -52,20 +58,29 @@ class PackedLinear(nn.Module):
                     "weight", given, f"torch.uint8 [outputs, a multiple of {layout.block}] for {form}"
                 )
         padded = layout.padded(self.outputs)
-        self.register_buffer("weights", _PAGES.room(layout.size(self.outputs, self.inputs)), persistent=False)
-        kept = padded * self.inputs // layout.group * layout.scale_bytes
-        self.register_buffer("scales", torch.empty(kept, dtype=torch.uint8) if kept else None, persistent=False)
-        self.register_buffer("steps", torch.empty(padded) if layout.steps else None, persistent=False)
-        room = None
-        if bias is not None:
-            room = torch.zeros(padded)
-            room[: self.outputs] = bias
-        self.register_buffer("bias", room, persistent=False)
+        sizes = {
+            "weights": layout.size(self.outputs, self.inputs),
+            "scales": padded * self.inputs // layout.group * layout.scale_bytes,
+            "steps": 4 * padded if layout.steps else 0,
+            "bias": 0 if bias is None else 4 * padded,
+        }
+        *starts, whole = accumulate((-(-size // LINE) * LINE for size in sizes.values()), initial=0)
+        packed = None if file is None else file.read(whole)
+        memory = _PAGES.room(whole) if packed is None else packed
+        for (name, size), start in zip(sizes.items(), starts, strict=True):
+            place = memory[start : start + size].view(TYPES[name]) if size else None
+            self.register_buffer(name, place, persistent=False)
         self._library = library()
-        addresses = map(_address, (self.weights, self.scales, self.steps, room))
+        addresses = map(_address, (self.weights, self.scales, self.steps, self.bias))
         self._struct = LinearStruct(layout.number, self.inputs, self.outputs, layout.parts, layout.int16, *addresses)
         self.address = ctypes.addressof(self._struct)
+        if packed is not None:
+            return
+        if bias is not None:
+            self.bias[: self.outputs] = bias
         self._pack(layout, parts)
+        if file is not None:
+            file.write(memory)
 
     def _pack(self, layout: Form, parts: Sequence[Tensor]) -> None:
         """Pack the rows of matrices one below another; all but the last have whole panels, and come in blocks."""

@@ -36,11 +36,12 @@ def attn_linears() -> list[LinearKernel]:
 
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
-    """The kernels for sampling and for training."""
+    """The kernels for sampling, for attention to cached rows and for training."""
+    from attn_kernels_cpu.blocks import CpuPaged
     from attn_kernels_cpu.sampling import CpuSampling
     from attn_kernels_cpu.training import CpuActivation, CpuAttention, CpuProduct, CpuRoundedProduct
 
-    return [CpuSampling(), CpuProduct(), CpuRoundedProduct(), CpuActivation(), CpuAttention()]
+    return [CpuSampling(), CpuPaged(), CpuProduct(), CpuRoundedProduct(), CpuActivation(), CpuAttention()]
 
 
 @hookimpl

@@ -10,6 +10,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.base import AtMost, Condition
 from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel, SamplingProblem
 
+from attn_kernels_cpu.blocks import unloaded
 from attn_kernels_cpu.compiling import why_not
 
 if TYPE_CHECKING:
@@ -55,11 +56,7 @@ class CpuSampling(SamplingKernel):
 
         It uses the library that packed weights have loaded, and does not compile one itself.
         """
-        if reason := why_not():
-            return reason
-        from attn_kernels_cpu.library import is_loaded
-
-        return None if is_loaded() else "the compiled kernels are not loaded; packed weights load them"
+        return why_not() or unloaded()
 
     def cost(self, problem: SamplingProblem) -> float:  # noqa: ARG002 -- the same for every size
         """An estimate: the C++ kernel takes a fifth of the time of NumPy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,12 @@ def share_weights(chosen: Iterable[LayerAttention], layers: Iterable[Any]) -> No
         by_name.setdefault(attention.mechanism.name, []).append((attention, layer))
     for group in by_name.values():
         group[0][0].mechanism.share_weights([(attention.config, layer) for attention, layer in group])
+
+
+def share_biases(layers: Sequence[Any]) -> None:
+    """Share the learned biases of the first layer's scores with all others."""
+    for layer in layers[1:]:
+        layer.modifiers = layers[0].modifiers
 
 
 def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:

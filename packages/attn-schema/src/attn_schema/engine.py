@@ -150,6 +150,15 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             "not launched early.",
         ),
     ] = False  # fmt: skip
+    batch_invariant: Annotated[
+        bool,
+        Meta(
+            description="Compute every token by the same operations in the same order whatever is computed beside "
+            "it, so that log probabilities are, bit for bit, those of any other batch, chunk or cached prefix, and of "
+            "training with the same option; in float32 or 16 bits on a CPU. Models that cannot be computed so are "
+            "refused.",
+        ),
+    ] = False  # fmt: skip
     num_threads: Annotated[
         int,
         Meta(

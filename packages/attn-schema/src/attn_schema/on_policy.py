@@ -81,6 +81,13 @@ class OnPolicyConfig(Checked, frozen=True, kw_only=True):
     mask_truncated_completions: Annotated[
         bool, _sampled("Do not train on completions that max_completion_length has cut off.")
     ] = False
+    batch_invariant: Annotated[
+        bool,
+        _sampled(
+            "GRPO: compute the forward passes of sampling and of training by the same operations in the same order, so "
+            "that the ratio of the first step is exactly 1; in float32 on a CPU."
+        ),
+    ] = False
     lmbda: (
         Annotated[
             float,

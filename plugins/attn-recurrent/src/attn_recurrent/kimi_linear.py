@@ -8,7 +8,14 @@ from typing import Any
 
 from attn_core.errors import InvalidValue
 from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
-from attn_models.adapters.family import LLAMA_NAMES, SIZES, BlockNames, FamilyAdapter, dense_first
+from attn_models.adapters.family import (
+    KIMI_DELTA_NAMES,
+    LLAMA_NAMES,
+    SIZES,
+    BlockNames,
+    FamilyAdapter,
+    dense_first,
+)
 from attn_models.adapters.hf_config import objects_of
 from attn_models.attention import layer_attentions
 
@@ -32,11 +39,6 @@ EXPERTS = {
 }
 MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}
 CONVOLUTION = "attention.convolution.weight"
-NAMES = {f"attention.{ours}": f"self_attn.{theirs}" for ours, theirs in (
-    ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "o_proj"), ("strength", "b_proj"),
-    ("fade.0", "f_a_proj"), ("fade.1", "f_b_proj"), ("gate.0", "g_a_proj"), ("gate.1", "g_b_proj"),
-    ("norm", "o_norm.weight"), ("rate", "A_log"), ("step_bias", "dt_bias"), ("latent_norm", "kv_a_layernorm"),
-)}  # fmt: skip
 DENSE = re.compile(r"block_sparse_moe(?=\.(gate|up|down)_proj\.)")
 FULL, LINEAR_LAYER = "full_attention", "linear_attention"
 
@@ -90,7 +92,7 @@ class KimiLinearAdapter(FamilyAdapter):
     option_keys = {ours: theirs for theirs, ours in LATENT_SIZES.items()} | {"convolution": LINEAR}
     names = (
         LLAMA_NAMES
-        | NAMES
+        | KIMI_DELTA_NAMES
         | {f"feed_forward.experts.{{}}.{one}": f"block_sparse_moe.experts.{{}}.{w}" for one, w in MATRICES.items()}
         | {f"feed_forward.shared.{one}": f"block_sparse_moe.shared_experts.{one}_proj" for one in MATRICES}
         | {"feed_forward.router.score": "block_sparse_moe.gate"}
@@ -100,7 +102,7 @@ class KimiLinearAdapter(FamilyAdapter):
         "self_attn.kv_a_proj_with_mqa": ("attention.latent", "attention.rotary_key"),
         "self_attn.kv_b_proj": ("attention.key_up", "attention.value_up"),
     }
-    kinds = {CONVOLUTION: BlockNames(NAMES)}
+    kinds = {CONVOLUTION: BlockNames(KIMI_DELTA_NAMES)}
     depthwise = re.compile(r"attention\.convolution\.weight$")
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:

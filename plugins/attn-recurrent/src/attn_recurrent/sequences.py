@@ -9,6 +9,7 @@ import torch
 from attn_core import RaggedBatch
 from attn_core.batch import Span
 from attn_core.errors import InvalidValue
+from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.recurrent_step import RecurrentStepDispatcher
 from attn_core.masking import wide
 from torch import Tensor
@@ -55,8 +56,9 @@ def in_chunks(
     one_chunk: Callable[[Parts, Tensor], tuple[Tensor, Tensor]], parts: Parts, memory: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Outputs [batch, heads, tokens, size] and the memory after the last token, computed by `one_chunk` in chunks of
-    `chunk` tokens: pairwise within a chunk, through the memory between chunks."""
-    tokens = parts.value.shape[2]
+    `chunk` tokens: pairwise within a chunk, through the memory between chunks. Token by token where results must be
+    batch-invariant."""
+    tokens, chunk = parts.value.shape[2], 1 if batch_invariant() else chunk
     if tokens == 0:
         return parts.value, memory
     if tokens <= chunk:
@@ -68,11 +70,12 @@ def in_chunks(
     return torch.cat(outs, dim=2), memory
 
 
-def faded(pairs: Tensor, total: Tensor) -> Tensor:
-    """The `pairs` [batch, heads, tokens, tokens] of query i and key j times e^(total_i - total_j) for j ≤ i, else zero;
-    `total` [batch, heads, tokens, 1] are sums of log decays."""
-    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
-    return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
+def faded(pairs: Tensor, total: Tensor, seen: Tensor | None = None, *, reach: int = 0) -> Tensor:
+    """The `pairs` [batch, heads, tokens, tokens] of query i and key j times e^(seen_i - total_j) for j ≤ i + reach, and
+    zero for others; `total` [batch, heads, tokens, 1] are sums of log decays, as are `seen`, the same if None."""
+    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1 + reach)
+    passed = (total if seen is None else seen) - total.transpose(-1, -2)
+    return pairs * passed.masked_fill(later, -torch.inf).exp()
 
 
 def stepped(

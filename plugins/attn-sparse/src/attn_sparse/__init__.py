@@ -18,6 +18,7 @@ def attn_adapters() -> list[Any]:
     from attn_sparse.deepseek_v32 import DeepseekV32Adapter, GlmMoeDsaAdapter
     from attn_sparse.flint import FlintAdapter
     from attn_sparse.gemma4.adapter import Gemma4Adapter, Gemma4VisionAdapter
+    from attn_sparse.glm5_next.adapter import Glm5NextAdapter, Glm5NextVisionAdapter
     from attn_sparse.granite_swa import GraniteSwaAdapter
     from attn_sparse.minimax import MiniMaxM2Adapter, MiniMaxM3Adapter, MiniMaxM3VisionAdapter
 
@@ -27,6 +28,8 @@ def attn_adapters() -> list[Any]:
         FlintAdapter(),
         Gemma4Adapter(),
         Gemma4VisionAdapter(),
+        Glm5NextAdapter(),
+        Glm5NextVisionAdapter(),
         GlmMoeDsaAdapter(),
         GraniteSwaAdapter(),
         MiniMaxM2Adapter(),
@@ -40,5 +43,6 @@ def attn_models() -> list[ModelFamily]:
     """The families that can be trained."""
     from attn_sparse.deepseek_v4 import DeepseekV4Family
     from attn_sparse.gemma4 import Gemma4Family
+    from attn_sparse.glm5_next import Glm5NextFamily
 
-    return [DeepseekV4Family(), Gemma4Family()]
+    return [DeepseekV4Family(), Gemma4Family(), Glm5NextFamily()]

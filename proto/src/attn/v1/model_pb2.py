@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x61ttn/v1/model.proto\x12\x07\x61ttn.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\x04\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nmechanisms\x18\x04 \x03(\t\x12\x16\n\x0enum_parameters\x18\x05 \x01(\x03\x12\x13\n\x0bmax_seq_len\x18\x06 \x01(\x05\x12\x12\n\nvocab_size\x18\x07 \x01(\x05\x12\x12\n\nnum_layers\x18\x08 \x01(\x05\x12\x11\n\tnum_heads\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x14\n\x0cquantization\x18\x0b \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x0c\n\x04\x63hat\x18\r \x01(\x08\x12\"\n\x05state\x18\x0e \x01(\x0e\x32\x13.attn.v1.ModelState\x12\x14\n\x0cstate_detail\x18\x0f \x01(\t\x12-\n\tload_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04note\x18\x11 \x01(\t\x12\x12\n\nbase_model\x18\x12 \x01(\t\x12\x10\n\x08replicas\x18\x13 \x01(\x05\x12I\n\x14recommended_sampling\x18\x15 \x03(\x0b\x32+.attn.v1.ModelInfo.RecommendedSamplingEntry\x12\x17\n\x0fmax_encoder_len\x18\x16 \x01(\x05\x1a:\n\x18RecommendedSamplingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x14\x10\x15R\x07traffic\"\xe6\x05\n\x0c\x45ngineConfig\x12\x12\n\x05\x64type\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06\x64\x65vice\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06kernel\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x19\n\x0cquantization\x18\x04 \x01(\tH\x03\x88\x01\x01\x12\x15\n\x08kv_cache\x18\x05 \x01(\tH\x04\x88\x01\x01\x12\"\n\x15kv_cache_memory_bytes\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x19\n\x0cmax_num_seqs\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12#\n\x16max_num_batched_tokens\x18\x08 \x01(\x05H\x07\x88\x01\x01\x12\x18\n\x10kv_offload_bytes\x18\t \x01(\x03\x12#\n\x16num_speculative_tokens\x18\n \x01(\x05H\x08\x88\x01\x01\x12\x18\n\x0b\x64raft_model\x18\x0b \x01(\tH\t\x88\x01\x01\x12#\n\x16speculative_tree_width\x18\x0c \x01(\x05H\n\x88\x01\x01\x12#\n\x16gpu_memory_utilization\x18\r \x01(\x01H\x0b\x88\x01\x01\x12\x16\n\tmax_loras\x18\x0e \x01(\x05H\x0c\x88\x01\x01\x12!\n\x14tensor_parallel_size\x18\x0f \x01(\x05H\r\x88\x01\x01\x12\x18\n\x10\x61sync_scheduling\x18\x10 \x01(\x08\x42\x08\n\x06_dtypeB\t\n\x07_deviceB\t\n\x07_kernelB\x0f\n\r_quantizationB\x0b\n\t_kv_cacheB\x18\n\x16_kv_cache_memory_bytesB\x0f\n\r_max_num_seqsB\x19\n\x17_max_num_batched_tokensB\x19\n\x17_num_speculative_tokensB\x0e\n\x0c_draft_modelB\x19\n\x17_speculative_tree_widthB\x19\n\x17_gpu_memory_utilizationB\x0c\n\n_max_lorasB\x17\n\x15_tensor_parallel_size\"\xd8\x02\n\x10\x44\x65ploymentConfig\x12\x15\n\x08replicas\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x19\n\x0cmin_replicas\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x19\n\x0cmax_replicas\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x1c\n\x0ftarget_requests\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0cidle_seconds\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10prefill_replicas\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x1f\n\x12prefill_min_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x42\x0b\n\t_replicasB\x0f\n\r_min_replicasB\x0f\n\r_max_replicasB\x12\n\x10_target_requestsB\x0f\n\r_idle_secondsB\x13\n\x11_prefill_replicasB\x15\n\x13_prefill_min_tokens\"N\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nwith_local\x18\x03 \x01(\x08\"g\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.attn.v1.ModelInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x14\n\x0clocal_models\x18\x03 \x03(\t\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attn.v1.ModelInfo\"\xb8\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12%\n\x06\x65ngine\x18\x03 \x01(\x0b\x32\x15.attn.v1.EngineConfig\x12\x12\n\nbase_model\x18\x04 \x01(\t\x12-\n\ndeployment\x18\x05 \x01(\x0b\x32\x19.attn.v1.DeploymentConfigJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x07trafficR\x07replace\"6\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attn.v1.ModelInfo\"V\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x10shutdown_timeout\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_shutdown_timeout\"\x15\n\x13UnloadModelResponse\"P\n\x11ScaleModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\ndeployment\x18\x02 \x01(\x0b\x32\x19.attn.v1.DeploymentConfig\"7\n\x12ScaleModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attn.v1.ModelInfo*\x8d\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x17\n\x13MODEL_STATE_SERVING\x10\x02\x12\x18\n\x14MODEL_STATE_DRAINING\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x32\xeb\x02\n\x0cModelService\x12\x45\n\nListModels\x12\x1a.attn.v1.ListModelsRequest\x1a\x1b.attn.v1.ListModelsResponse\x12?\n\x08GetModel\x12\x18.attn.v1.GetModelRequest\x1a\x19.attn.v1.GetModelResponse\x12\x42\n\tLoadModel\x12\x19.attn.v1.LoadModelRequest\x1a\x1a.attn.v1.LoadModelResponse\x12H\n\x0bUnloadModel\x12\x1b.attn.v1.UnloadModelRequest\x1a\x1c.attn.v1.UnloadModelResponse\x12\x45\n\nScaleModel\x12\x1a.attn.v1.ScaleModelRequest\x1a\x1b.attn.v1.ScaleModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x61ttn/v1/model.proto\x12\x07\x61ttn.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\x04\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nmechanisms\x18\x04 \x03(\t\x12\x16\n\x0enum_parameters\x18\x05 \x01(\x03\x12\x13\n\x0bmax_seq_len\x18\x06 \x01(\x05\x12\x12\n\nvocab_size\x18\x07 \x01(\x05\x12\x12\n\nnum_layers\x18\x08 \x01(\x05\x12\x11\n\tnum_heads\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x14\n\x0cquantization\x18\x0b \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x0c\n\x04\x63hat\x18\r \x01(\x08\x12\"\n\x05state\x18\x0e \x01(\x0e\x32\x13.attn.v1.ModelState\x12\x14\n\x0cstate_detail\x18\x0f \x01(\t\x12-\n\tload_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04note\x18\x11 \x01(\t\x12\x12\n\nbase_model\x18\x12 \x01(\t\x12\x10\n\x08replicas\x18\x13 \x01(\x05\x12I\n\x14recommended_sampling\x18\x15 \x03(\x0b\x32+.attn.v1.ModelInfo.RecommendedSamplingEntry\x12\x17\n\x0fmax_encoder_len\x18\x16 \x01(\x05\x1a:\n\x18RecommendedSamplingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x14\x10\x15R\x07traffic\"\xff\x05\n\x0c\x45ngineConfig\x12\x12\n\x05\x64type\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06\x64\x65vice\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06kernel\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x19\n\x0cquantization\x18\x04 \x01(\tH\x03\x88\x01\x01\x12\x15\n\x08kv_cache\x18\x05 \x01(\tH\x04\x88\x01\x01\x12\"\n\x15kv_cache_memory_bytes\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x19\n\x0cmax_num_seqs\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12#\n\x16max_num_batched_tokens\x18\x08 \x01(\x05H\x07\x88\x01\x01\x12\x18\n\x10kv_offload_bytes\x18\t \x01(\x03\x12#\n\x16num_speculative_tokens\x18\n \x01(\x05H\x08\x88\x01\x01\x12\x18\n\x0b\x64raft_model\x18\x0b \x01(\tH\t\x88\x01\x01\x12#\n\x16speculative_tree_width\x18\x0c \x01(\x05H\n\x88\x01\x01\x12#\n\x16gpu_memory_utilization\x18\r \x01(\x01H\x0b\x88\x01\x01\x12\x16\n\tmax_loras\x18\x0e \x01(\x05H\x0c\x88\x01\x01\x12!\n\x14tensor_parallel_size\x18\x0f \x01(\x05H\r\x88\x01\x01\x12\x18\n\x10\x61sync_scheduling\x18\x10 \x01(\x08\x12\x17\n\x0f\x62\x61tch_invariant\x18\x11 \x01(\x08\x42\x08\n\x06_dtypeB\t\n\x07_deviceB\t\n\x07_kernelB\x0f\n\r_quantizationB\x0b\n\t_kv_cacheB\x18\n\x16_kv_cache_memory_bytesB\x0f\n\r_max_num_seqsB\x19\n\x17_max_num_batched_tokensB\x19\n\x17_num_speculative_tokensB\x0e\n\x0c_draft_modelB\x19\n\x17_speculative_tree_widthB\x19\n\x17_gpu_memory_utilizationB\x0c\n\n_max_lorasB\x17\n\x15_tensor_parallel_size\"\xd8\x02\n\x10\x44\x65ploymentConfig\x12\x15\n\x08replicas\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x19\n\x0cmin_replicas\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x19\n\x0cmax_replicas\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x1c\n\x0ftarget_requests\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0cidle_seconds\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10prefill_replicas\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x1f\n\x12prefill_min_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x42\x0b\n\t_replicasB\x0f\n\r_min_replicasB\x0f\n\r_max_replicasB\x12\n\x10_target_requestsB\x0f\n\r_idle_secondsB\x13\n\x11_prefill_replicasB\x15\n\x13_prefill_min_tokens\"N\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nwith_local\x18\x03 \x01(\x08\"g\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.attn.v1.ModelInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x14\n\x0clocal_models\x18\x03 \x03(\t\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attn.v1.ModelInfo\"\xb8\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12%\n\x06\x65ngine\x18\x03 \x01(\x0b\x32\x15.attn.v1.EngineConfig\x12\x12\n\nbase_model\x18\x04 \x01(\t\x12-\n\ndeployment\x18\x05 \x01(\x0b\x32\x19.attn.v1.DeploymentConfigJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x07trafficR\x07replace\"6\n\x11LoadModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attn.v1.ModelInfo\"V\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x10shutdown_timeout\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_shutdown_timeout\"\x15\n\x13UnloadModelResponse\"P\n\x11ScaleModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\ndeployment\x18\x02 \x01(\x0b\x32\x19.attn.v1.DeploymentConfig\"7\n\x12ScaleModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attn.v1.ModelInfo*\x8d\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x17\n\x13MODEL_STATE_SERVING\x10\x02\x12\x18\n\x14MODEL_STATE_DRAINING\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x32\xeb\x02\n\x0cModelService\x12\x45\n\nListModels\x12\x1a.attn.v1.ListModelsRequest\x1a\x1b.attn.v1.ListModelsResponse\x12?\n\x08GetModel\x12\x18.attn.v1.GetModelRequest\x1a\x19.attn.v1.GetModelResponse\x12\x42\n\tLoadModel\x12\x19.attn.v1.LoadModelRequest\x1a\x1a.attn.v1.LoadModelResponse\x12H\n\x0bUnloadModel\x12\x1b.attn.v1.UnloadModelRequest\x1a\x1c.attn.v1.UnloadModelResponse\x12\x45\n\nScaleModel\x12\x1a.attn.v1.ScaleModelRequest\x1a\x1b.attn.v1.ScaleModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,36 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODELINFO_RECOMMENDEDSAMPLINGENTRY']._loaded_options = None
   _globals['_MODELINFO_RECOMMENDEDSAMPLINGENTRY']._serialized_options = b'8\001'
-  _globals['_MODELSTATE']._serialized_start=2513
-  _globals['_MODELSTATE']._serialized_end=2654
+  _globals['_MODELSTATE']._serialized_start=2538
+  _globals['_MODELSTATE']._serialized_end=2679
   _globals['_MODELINFO']._serialized_start=66
   _globals['_MODELINFO']._serialized_end=652
   _globals['_MODELINFO_RECOMMENDEDSAMPLINGENTRY']._serialized_start=579
   _globals['_MODELINFO_RECOMMENDEDSAMPLINGENTRY']._serialized_end=637
   _globals['_ENGINECONFIG']._serialized_start=655
-  _globals['_ENGINECONFIG']._serialized_end=1397
-  _globals['_DEPLOYMENTCONFIG']._serialized_start=1400
-  _globals['_DEPLOYMENTCONFIG']._serialized_end=1744
-  _globals['_LISTMODELSREQUEST']._serialized_start=1746
-  _globals['_LISTMODELSREQUEST']._serialized_end=1824
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1826
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1929
-  _globals['_GETMODELREQUEST']._serialized_start=1931
-  _globals['_GETMODELREQUEST']._serialized_end=1962
-  _globals['_GETMODELRESPONSE']._serialized_start=1964
-  _globals['_GETMODELRESPONSE']._serialized_end=2017
-  _globals['_LOADMODELREQUEST']._serialized_start=2020
-  _globals['_LOADMODELREQUEST']._serialized_end=2204
-  _globals['_LOADMODELRESPONSE']._serialized_start=2206
-  _globals['_LOADMODELRESPONSE']._serialized_end=2260
-  _globals['_UNLOADMODELREQUEST']._serialized_start=2262
-  _globals['_UNLOADMODELREQUEST']._serialized_end=2348
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=2350
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=2371
-  _globals['_SCALEMODELREQUEST']._serialized_start=2373
-  _globals['_SCALEMODELREQUEST']._serialized_end=2453
-  _globals['_SCALEMODELRESPONSE']._serialized_start=2455
-  _globals['_SCALEMODELRESPONSE']._serialized_end=2510
-  _globals['_MODELSERVICE']._serialized_start=2657
-  _globals['_MODELSERVICE']._serialized_end=3020
+  _globals['_ENGINECONFIG']._serialized_end=1422
+  _globals['_DEPLOYMENTCONFIG']._serialized_start=1425
+  _globals['_DEPLOYMENTCONFIG']._serialized_end=1769
+  _globals['_LISTMODELSREQUEST']._serialized_start=1771
+  _globals['_LISTMODELSREQUEST']._serialized_end=1849
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1851
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1954
+  _globals['_GETMODELREQUEST']._serialized_start=1956
+  _globals['_GETMODELREQUEST']._serialized_end=1987
+  _globals['_GETMODELRESPONSE']._serialized_start=1989
+  _globals['_GETMODELRESPONSE']._serialized_end=2042
+  _globals['_LOADMODELREQUEST']._serialized_start=2045
+  _globals['_LOADMODELREQUEST']._serialized_end=2229
+  _globals['_LOADMODELRESPONSE']._serialized_start=2231
+  _globals['_LOADMODELRESPONSE']._serialized_end=2285
+  _globals['_UNLOADMODELREQUEST']._serialized_start=2287
+  _globals['_UNLOADMODELREQUEST']._serialized_end=2373
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=2375
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=2396
+  _globals['_SCALEMODELREQUEST']._serialized_start=2398
+  _globals['_SCALEMODELREQUEST']._serialized_end=2478
+  _globals['_SCALEMODELRESPONSE']._serialized_start=2480
+  _globals['_SCALEMODELRESPONSE']._serialized_end=2535
+  _globals['_MODELSERVICE']._serialized_start=2682
+  _globals['_MODELSERVICE']._serialized_end=3045
 # @@protoc_insertion_point(module_scope)

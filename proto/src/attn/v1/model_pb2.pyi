@@ -206,6 +206,7 @@ class EngineConfig(_message.Message):
     MAX_LORAS_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     ASYNC_SCHEDULING_FIELD_NUMBER: _builtins.int
+    BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """Element type to compute in, such as "float32" or "bfloat16"; "auto" is bfloat16 on a CUDA device, else float32."""
     device: _builtins.str
@@ -242,6 +243,8 @@ class EngineConfig(_message.Message):
     """Processes over which the heads and inner sizes of the model are split, at most 64; absent means 1."""
     async_scheduling: _builtins.bool
     """Launch a decode step before the tokens of the one before it are known."""
+    batch_invariant: _builtins.bool
+    """Compute every token by the same operations in the same order, whatever is computed beside it."""
     def __init__(
         self,
         *,
@@ -261,10 +264,11 @@ class EngineConfig(_message.Message):
         max_loras: _builtins.int | None = ...,
         tensor_parallel_size: _builtins.int | None = ...,
         async_scheduling: _builtins.bool = ...,
+        batch_invariant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "async_scheduling", b"async_scheduling", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "async_scheduling", b"async_scheduling", "batch_invariant", b"batch_invariant", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015

@@ -235,6 +235,7 @@ class OnPolicyConfig(_message.Message):
     MASK_TRUNCATED_COMPLETIONS_FIELD_NUMBER: _builtins.int
     LMBDA_FIELD_NUMBER: _builtins.int
     USE_BIAS_CORRECTION_KL_FIELD_NUMBER: _builtins.int
+    BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     num_generations: _builtins.int
     """Completions of each prompt, whose rewards are compared."""
     num_iterations: _builtins.int
@@ -263,6 +264,8 @@ class OnPolicyConfig(_message.Message):
     """GKD: share of the batches whose answers the model samples; those of the others are the dataset's."""
     use_bias_correction_kl: _builtins.bool
     """Weight the divergence by the ratio too, so that its gradient is unbiased."""
+    batch_invariant: _builtins.bool
+    """GRPO: compute the forward passes of sampling and of training by the same operations in the same order."""
     @_builtins.property
     def reward_funcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Rewards of completions by name, added up."""
@@ -289,10 +292,11 @@ class OnPolicyConfig(_message.Message):
         mask_truncated_completions: _builtins.bool = ...,
         lmbda: _builtins.float | None = ...,
         use_bias_correction_kl: _builtins.bool | None = ...,
+        batch_invariant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "mask_truncated_completions", b"mask_truncated_completions", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "reward_funcs", b"reward_funcs", "reward_weights", b"reward_weights", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "batch_invariant", b"batch_invariant", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "mask_truncated_completions", b"mask_truncated_completions", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "reward_funcs", b"reward_funcs", "reward_weights", b"reward_weights", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
     _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015

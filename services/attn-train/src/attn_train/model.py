@@ -120,12 +120,24 @@ GPT2_BLOCKS = {"norm": "layer", "feed_forward": "gelu_tanh", "bias": True}
 
 def _with_block_shape(model: ModelConfig) -> ModelConfig:
     """The decoder with the blocks of Llama if its positions are rotary, else with those of GPT-2, unless a field of
-    the blocks is given: other programs then open what was trained, see `attn models export`."""
+    the blocks is given: other programs then open what was trained, see `attn models export`. Attention has no biases
+    where a layer's mechanism knows none."""
     given = model.config_fields()
     chosen = {"norm_place", "num_experts", *LLAMA_BLOCKS, *GPT2_BLOCKS, *OWN_BIASES} & given.keys()
     if model.family != DECODER or model.base_model is not None or chosen:
         return model
-    return ModelConfig.of(DECODER, given | (LLAMA_BLOCKS if model.positions == "rotary" else GPT2_BLOCKS))
+    if model.positions == "rotary":
+        return ModelConfig.of(DECODER, given | LLAMA_BLOCKS)
+    biases = {} if _takes_biases(model) else dict.fromkeys(("attention_bias", "attention_output_bias"), False)
+    return ModelConfig.of(DECODER, given | GPT2_BLOCKS | biases)
+
+
+def _takes_biases(model: ModelConfig) -> bool:
+    """Whether the mechanisms of all layers may have biases."""
+    pattern = model.config_fields().get("pattern") or [model.mechanism]
+    choices = pattern if isinstance(pattern, list) else []
+    names = [choice.get("mechanism") if isinstance(choice, Mapping) else choice for choice in choices]
+    return all(installed().mechanisms.get(name).can(Capability.BIAS) for name in names if isinstance(name, str))
 
 
 def check_model(config: TrainingConfig, home: Path) -> None:

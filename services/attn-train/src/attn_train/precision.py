@@ -17,6 +17,7 @@ from attn_core.kernels.product import (
 )
 from attn_core.kernels.rowwise import Activation
 from attn_core.plugins.catalog import installed_operation
+from attn_kernels_cpu.invariant import BatchInvariant
 from attn_models.decoder.block import Block
 from attn_models.decoder.mixture_of_experts import Router
 from attn_models.encoder.encoder import EncoderBlock
@@ -40,14 +41,20 @@ BLOCKS = (Block, EncoderBlock, TransformerEncoderBlock, TransformerDecoderBlock)
 
 
 def forward_precision(
-    precision: str, device: torch.device, halves: HalfWeights | None = None
+    precision: str, device: torch.device, halves: HalfWeights | None = None, *, batch_invariant: bool = False
 ) -> AbstractContextManager[object]:
     """Return the context for the forward pass of an update in "float32" or "bfloat16".
 
     Weights, their gradients and the optimizer's moments are float32 in both. For float32 it is `Float32Products` on a
     CPU with kernels for it. For bfloat16 it is `torch.autocast` on a GPU, on those of NVIDIA and AMD with `GpuProducts`
-    and the weights cast in `halves`, and `Bfloat16Products` on a CPU.
+    and the weights cast in `halves`, and `Bfloat16Products` on a CPU. With `batch_invariant` it is `BatchInvariant`;
+    raises `InvalidValue` for others than float32 on a CPU.
     """
+    if batch_invariant:
+        if precision != "float32" or device.type != "cpu":
+            given = f"true with precision {precision} on {device.type}"
+            raise InvalidValue.of("config.on_policy.batch_invariant", given, "false, or precision float32 on a CPU")
+        return BatchInvariant()
     if precision == "float32":
         return (
             nullcontext() if device.type != "cpu" or installed_operation(ProductKernel) is None else Float32Products()
@@ -201,7 +208,8 @@ def set_up_blocks(model: nn.Module, config: TrainingConfig) -> None:
         if config.gradient_checkpointing:
             # `recomputed` has an effect only in training: evaluation has no gradients.
             device = next(block.parameters()).device
-            precision = partial(forward_precision, config.precision, device)
+            numerics = config.on_policy.batch_invariant
+            precision = partial(forward_precision, config.precision, device, batch_invariant=numerics)
             block.forward = partial(recomputed, block, precision, block.forward)
         if config.torch_compile:
             cast("nn.Module", block).compile()

@@ -463,10 +463,10 @@ class Trainer:
     def _loss(self, part: tuple[Tensor, ...], share: float) -> Tensor:
         """Return the loss of a part of a step's batch, with the auxiliary losses; `share` is its share of the step."""
         there = to_device(part, self._device, on_host(self._task))
-        with counting(self.model, there), forward_precision(self.config.precision, self._device, self._halves):
-            loss = self._task.loss(self.model, there)
-            extra = auxiliary_losses(self.model, share)
-            loss = loss if share == 1 else loss * share
+        same = self.config.on_policy.batch_invariant
+        numerics = forward_precision(self.config.precision, self._device, self._halves, batch_invariant=same)
+        with counting(self.model, there), numerics:
+            loss, extra = self._task.loss(self.model, there) * share, auxiliary_losses(self.model, share)
             return loss + extra if isinstance(extra, Tensor) else loss
 
     def _speed(self) -> dict[str, float]:

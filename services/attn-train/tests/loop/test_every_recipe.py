@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 from attn_cli.recipe import read_recipe, recipe_names
-from attn_core import installed
+from attn_core import Capability, installed
 from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.native import NativeAdapter
 from attn_models.adapters.registry import ADAPTERS
@@ -18,7 +18,7 @@ from attn_schema.codec import from_message, to_message
 from attn_schema.training import TrainingConfig
 from attn_train.admission import check_config
 from attn_train.data.load import load_dataset
-from attn_train.model import configured, resolved
+from attn_train.model import configured, model_of_shapes, resolved
 from attn_train.records import StopFlag
 from attn_train.trainer import Trainer
 from attn_train.worker import build_model
@@ -83,11 +83,21 @@ def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, recor
         )
 
 
+CAUSAL = sorted(each.name for each in installed().mechanisms if each.can(Capability.CAUSAL))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_causal_mechanism_stands_in_the_usual_decoder(name):
+    config = resolved(TrainingConfig.from_mapping({"model": {"mechanism": name}, "data": {"dataset": "recall"}}))
+    assert model_of_shapes(config.model, config.data).config.choice(0).mechanism.endswith(name)
+
+
 def test_every_family_of_models_has_a_recipe():
     families = {read_recipe(name).model.family for name in recipe_names()}
     assert families == {family.name for family in installed().models} - {
         "deepseek_v4",
         "gemma4",
+        "glm5_next",
         "minimax",
         "rwkv7",
         "t5",

@@ -31,6 +31,7 @@ from attn_train import rewards
 from attn_train.base_model import LORA
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.model import configured
+from attn_train.precision import forward_precision
 from attn_train.records import NullReporter, Stop, StopFlag
 from attn_train.rewards import RewardFailed
 from attn_train.tasks.base import PADDED
@@ -198,6 +199,29 @@ def test_the_policy_that_samples_is_the_one_that_is_trained(tmp_path, tokenizer,
     assert abs(found.item()) < 1e-5, "all ratios are 1, and the advantages of a prompt add up to 0"
     assert task.take_metrics()["sampling_logp_difference"] < 1e-6
     assert all(len(set(map(tuple, group))) > 1 for group in inputs.view(2, 4, -1).tolist()), "completions differ"
+
+
+def test_batch_invariant_sampling_and_training_differ_in_no_bit(tmp_path, tokenizer, reward):
+    settings = config(tmp_path, temperature=TEMPERATURE, loss_type="grpo", batch_invariant=True)
+    data, model = prompt_dataset(settings, tokenizer), adapted(tokenizer)
+    task = data.task(settings)
+    inputs, old, advantages, targets = task.sampled_batch(model, lambda: None)
+    with forward_precision("float32", inputs.device, batch_invariant=True):
+        found = task.loss(model, (inputs, old, advantages, targets))
+    kept = targets != PADDED
+    means = [gain * kept[row].sum() / kept[row].sum() for row, gain in enumerate(advantages)]
+    assert found.item() == pytest.approx(-sum(means).item() / len(means), abs=1e-7)
+    assert task.take_metrics()["sampling_logp_difference"] == 0
+    found.backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in getattr(model, LORA).parameters())
+
+
+def test_a_whole_batch_invariant_run_has_ratios_of_exactly_1(tmp_path, tokenizer, reward):
+    settings = config(tmp_path, batch_invariant=True, optimizer={"steps": 2})
+    seen = Stopping()
+    seen.metrics = lambda step, values: seen.values.update({step: values["sampling_logp_difference"]})
+    Trainer(adapted(tokenizer), prompt_dataset(settings, tokenizer), settings).run(seen, seen.flag)
+    assert seen.values == {1: 0, 2: 0}
 
 
 def test_logits_are_divided_once_by_the_temperature(tokenizer):

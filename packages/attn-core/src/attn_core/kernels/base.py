@@ -10,12 +10,26 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from attn_core.errors import InvalidValue
+
+INVARIANT: ContextVar[bool] = ContextVar("batch_invariant", default=False)
+"""Set while everything that is computed must be batch-invariant."""
+
+
+def batch_invariant() -> bool:
+    """Whether results must be batch-invariant now, see `Problem`: a layer with several forms then computes the one form
+    whose results are the same for whole sequences and in steps."""
+    return INVARIANT.get()
+
+
+# torch.compile cannot trace a context variable; the modes that set it are not compiled.
+batch_invariant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +39,9 @@ class Problem:
     Every default is the simplest case. A kernel whose `accepts` lacks a field only accepts its default, so that a field
     that is added later is refused until a kernel declares support. Fields in `priced` are the exception: they affect
     the cost of a call, not its result, so that a kernel whose `accepts` lacks them accepts all their values.
+
+    With `batch_invariant`, the result of a token must be the same, bit for bit, whatever is computed beside it: other
+    sequences, padding, and how many tokens of its own sequence a call has.
     """
 
     operation: ClassVar[str]
@@ -32,6 +49,7 @@ class Problem:
 
     dtype: str = "float32"
     device: str = "cpu"
+    batch_invariant: bool = False
 
     @classmethod
     def defaults(cls) -> Mapping[str, Any]:

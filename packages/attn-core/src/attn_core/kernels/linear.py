@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import InvalidValue, KernelRefused
@@ -49,6 +51,22 @@ one; a module's `read_weights`, a tuple of attribute names, lists its linear lay
 of products. Where weights stay unchanged floats, `join(pack)` is called instead of `pack(pack)` if a layer has it: it
 may join narrow layers, too, which other formats would round.
 """
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """Where kernels may keep the weights that they pack, for the next time that the same are packed.
+
+    `folder` belongs to one content of a model, and may be removed at any time; `stored` has the names of the tensors
+    in the model's files by the addresses at which they are mapped, as long as these weights are packed.
+    """
+
+    folder: Path
+    stored: Mapping[int, str]
+
+
+KEPT: ContextVar[KeptWeights | None] = ContextVar("KEPT", default=None)
+"""Set while a model is packed whose weights may be kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,7 +200,7 @@ def row_result(
     which fuses such operations by itself.
     """
     operation = installed_operation(kind)
-    if operation is None or rows.stride(-1) != 1:
+    if operation is None or not operation.on(rows.device.type) or rows.stride(-1) != 1:
         return None
     gradients = any(part is not None and part.requires_grad for part in (rows, *others))
     sizes = {"row_size": rows.shape[-1], "dtype": rows.dtype, "device": rows.device.type}

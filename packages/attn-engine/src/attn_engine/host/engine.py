@@ -26,12 +26,13 @@ from attn_engine.host.adapters import LoadedAdapters
 from attn_engine.host.attention_maps import compute_maps
 from attn_engine.host.host import Deliver, ModelHost, with_process
 from attn_engine.host.image_rows import ImageRows
-from attn_engine.host.loading import load_draft_model, quantization_of, recommended_sampling, use_kernel
+from attn_engine.host.loading import invariant, load_draft_model, quantization_of, recommended_sampling, use_kernel
 from attn_engine.host.memory import explain_too_small, with_kv_cache_memory
 from attn_engine.host.rank_processes import local_ranks
 from attn_engine.host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
 from attn_engine.host.tokenization import PromptTokenizer
 from attn_engine.loop import EngineLoop
+from attn_engine.model_runner import numerics_of
 from attn_engine.request import Request
 from attn_engine.state_transfer import PromptState
 
@@ -66,13 +67,14 @@ class EngineHost(ModelHost):
 
     def _open(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
         torch.set_num_threads(rank_threads(config))
+        config = invariant(config)
         self._loaded: LoadedModel = load_part(folder, config, 0)
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
         if self._ranks is not None:
             self._ranks.wait_until_ready(self._loaded.device)
-        use_kernel(model, config.kernel)
+        use_kernel(model, config.kernel, numerics_of(config))
         self._recommended = recommended_sampling(self._loaded)
         self._images = ImageRows.of(self._loaded)
         self._tokenizer = PromptTokenizer(

@@ -97,7 +97,7 @@ class PromptTokenizer:
 
     def _rendered(self, prompt: Prompt, chat: Sequence[ChatMessage]) -> str:
         messages, values = self._messages(prompt), chat_template_values(prompt)
-        if self._images is None:
+        if self._images is None or not self._images.in_parts:
             return self._tokenizer.render_chat(messages, values)
         shown = self._images.with_places(messages, [message.images for message in chat])
         return self._tokenizer.render_chat(shown, values, images=True)

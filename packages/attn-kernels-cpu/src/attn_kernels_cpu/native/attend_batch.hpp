@@ -146,3 +146,14 @@ static void attend(const Attention& a, int threads) {
 #endif
   }
 }
+
+// Attention of new tokens, whose own keys and values are cached already: queries and outputs [tokens, heads, size].
+struct PagedAttention {
+  const float* query;
+  float* out;
+  Memory key, value;
+  Heads heads;
+  Seen seen;
+  int32_t tokens, threads;
+  float scale;
+};

@@ -175,3 +175,21 @@ static void product_shared(Matrix a, Matrix b, int rows, int columns, int depth,
 static void gemm_shared(Matrix a, Matrix b, int rows, int columns, int depth, Product to, int threads) {
   product_shared(a, b, rows, columns, depth, to, threads, gemm);
 }
+
+// out [batch, rows, columns] = a [batch, rows, depth] b [batch, depth, columns], matrices `a_step` and `b_step` elements
+// apart. Few large products are divided among threads one by one, many small ones as they are.
+static void gemm_batch(Matrix a, Matrix b, float* out, int64_t batch, int64_t a_step, int64_t b_step, int rows, int columns,
+                       int depth, int threads) {
+  const int64_t size = (int64_t)rows * columns;
+  const auto one = [&](int64_t i, auto multiply) {
+    multiply(Matrix{a.at + i * a_step, a.row, a.column}, Matrix{b.at + i * b_step, b.row, b.column},
+             Product{out + i * size, columns, nullptr, false});
+  };
+  if (batch < threads) {
+    for (int64_t i = 0; i < batch; i++)
+      one(i, [&](Matrix x, Matrix y, Product to) { gemm_shared(x, y, rows, columns, depth, to, threads); });
+    return;
+  }
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < batch; i++) one(i, [&](Matrix x, Matrix y, Product to) { gemm(x, y, rows, columns, depth, to); });
+}

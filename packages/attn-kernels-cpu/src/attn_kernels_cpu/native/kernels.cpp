@@ -53,6 +53,12 @@ void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* ou
   gemm_shared(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
 }
 
+// out [batch, rows, columns] = a [batch, rows, depth] b [batch, depth, columns].
+void attn_products(const Matrix* a, const Matrix* b, float* out, int64_t batch, int64_t a_step, int64_t b_step, int rows,
+                   int columns, int depth, int threads) {
+  gemm_batch(*a, *b, out, batch, a_step, b_step, rows, columns, depth, threads);
+}
+
 // Like `attn_product`, with elements rounded to bfloat16 and sums in float32.
 void attn_rounded_product(const Matrix* a, const Matrix* b, const float* bias, float* out, int rows, int columns, int depth,
                           int threads) {
@@ -79,6 +85,11 @@ void attn_attention(const WholeAttention* a) { attention(*a); }
 
 // The gradients of queries, keys and values; the caller must initialize those of keys and values with zeros.
 void attn_attention_changes(const WholeAttention* a, const WholeAttentionChange* c) { attention_changes(*a, *c); }
+
+void attn_attend_paged(const PagedAttention* a) {
+  const Heads& heads = a->heads;
+  attend({Rows{a->query, (int64_t)heads.query * heads.size, a->out}, a->key, a->value, heads, a->seen, a->tokens, a->scale, 0}, a->threads);
+}
 
 // Applies blocks to `hidden` one after another.
 void attn_blocks(const Layer* const* layers, int count, float* hidden) {

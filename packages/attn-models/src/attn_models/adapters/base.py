@@ -60,7 +60,8 @@ class Layout(ABC):
     Tensors whose names match `derived_names` are skipped: they follow from the config, such as causal masks in older
     checkpoints, or are unused. `copies` maps further tensor names to the names that are read; if a checkpoint has both,
     the tensors must be equal. No checkpoint holds the parameters that match `zeros` or `ones`; they are set to zero
-    (biases that do not affect the output) or to one (gains of norms without gains). `keys` are the keys of config.json
+    or to one (biases and gains that a family does not have), and must be so where a model is written, except those that
+    match `unread`, which do not affect the output. `keys` are the keys of config.json
     that hold fields of the config and options of its mechanisms, where their names differ; errors name them.
     """
 
@@ -70,6 +71,7 @@ class Layout(ABC):
     copies: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    unread: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ones: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
@@ -309,13 +311,22 @@ class EncoderAdapter(Layout):
 
     `prefix` precedes the names of the encoder's tensors in a checkpoint with a head. `known_keys` are the keys of
     config.json that `from_hf_config` reads. `pooling` is the pooling of token vectors into one vector of a text where
-    the model folder does not specify it, see `SentencePooling`.
+    the model folder does not specify it, see `SentencePooling`. `head_names` are the names in a checkpoint of modules
+    of heads, by their names in ours, which are BERT's. `masked_activation` is the activation of the masked language
+    model's head, by default that of the feed-forwards, `pooled_activation` that of the classifier of texts, None where
+    classifiers are not read. `head_values` are values of config.json that heads need, and `head_zeros` matches
+    parameters of the masked language model's head, by our names, that are zero where a checkpoint has none.
     """
 
     derived_names = HEADS
     keys: ClassVar[Mapping[str, str]] = KEYS | {"norm_eps": "layer_norm_eps"}
     prefix: ClassVar[str] = ""
     pooling: ClassVar[tuple[str, ...]] = ("mean",)
+    head_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    masked_activation: ClassVar[str | None] = None
+    pooled_activation: ClassVar[str | None] = "tanh"
+    head_values: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
+    head_zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     known_keys: ClassVar[frozenset[str]]
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core import AttentionSpec, Full, Heads
 from attn_core.errors import Incompatible, InvalidValue
-from attn_schema.decoder import AttentionChoice
+from attn_schema.decoder import AttentionChoice, FeedForwardKind
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
-    HF_ACTIVATIONS,
+    ATTENTION,
     EncoderAdapter,
     StoredTensor,
+    inexpressible,
     needed,
     require_allowed,
     required_count,
@@ -46,6 +46,13 @@ BLOCK = {
     "feed_forward.down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
+LM_HEAD = {
+    "cls.predictions.transform.dense": "lm_head.dense",
+    "cls.predictions.transform.LayerNorm": "lm_head.layer_norm",
+    "cls.predictions.bias": "lm_head.bias",
+}
+OUT_PROJ = {"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}
+"""RoBERTa's names of heads."""
 READS = frozenset(
     {
         *SIZES.values(),
@@ -66,14 +73,19 @@ class BertAdapter(EncoderAdapter):
 
     model_type = "bert"
     prefix = "bert."
+    head_names: ClassVar[Mapping[str, str]] = {"pooler": "bert.pooler"}
     architecture: ClassVar[str] = "BertModel"
     activation: ClassVar[str] = "gelu"
     known_keys = READS
     outside: ClassVar[Mapping[str, str]] = OUTSIDE
     block: ClassVar[Mapping[str, str]] = BLOCK
     layers: ClassVar[str] = "encoder.layer"
+    joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Tensors of a layer that hold several parameters, one after the other."""
+    activations: ClassVar[Mapping[str, FeedForwardKind]] = ACTIVATIONS
+    untyped: ClassVar[bool] = False
+    """Whether encoders without token types can be described."""
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "hidden_act": tuple(ACTIVATIONS),
         "position_embedding_type": ("absolute", None),
         "is_decoder": (False, None),
         "add_cross_attention": (False, None),
@@ -81,31 +93,39 @@ class BertAdapter(EncoderAdapter):
 
     def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
         """Build the encoder config from a BertConfig."""
-        require_allowed(values, self.allowed_values)
+        require_allowed(values, {**self.allowed_values, "hidden_act": tuple(self.activations)})
         sizes = {ours: needed(values, theirs) for ours, theirs in SIZES.items()}
-        return EncoderConfig(
-            **sizes,
-            **self.positions_of(values),
-            pattern=self.attention_choices(values, sizes["num_layers"]),
-            type_vocab_size=values.get("type_vocab_size", 2),
-            feed_forward=ACTIVATIONS[values.get("hidden_act", self.activation)],
-            norm_eps=values.get("layer_norm_eps", 1e-12),
-        )
+        usual: dict[str, Any] = {
+            "pattern": self.attention_choices(values, sizes["num_layers"]),
+            "type_vocab_size": values.get("type_vocab_size", 2),
+            "feed_forward": self.activations[values.get("hidden_act", self.activation)],
+            "norm_eps": values.get("layer_norm_eps", 1e-12),
+        }
+        return EncoderConfig(**sizes | usual | self.positions_of(values) | self.fields_of(values))
 
     def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
-        """The config.json of an encoder; raises `Incompatible` for what it cannot express."""
-        if not config.type_vocab_size:
-            raise Incompatible(f"an encoder without token types cannot be expressed in a {self.model_type} config.json")
-        return {
+        """The config.json of an encoder; raises `Incompatible` for what it cannot express.
+
+        The result is read back, so that a field which it does not say is refused by name.
+        """
+        if not config.type_vocab_size and not self.untyped:
+            raise inexpressible({"type_vocab_size": 0}, self.model_type)
+        kinds = {ours: theirs for theirs, ours in reversed(list(self.activations.items()))}
+        if config.feed_forward not in kinds:
+            raise inexpressible({"feed_forward": config.feed_forward}, self.model_type)
+        values = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
             **self.hf_positions(config),
             **self.hf_attention(config),
             "type_vocab_size": config.type_vocab_size,
-            "hidden_act": HF_ACTIVATIONS[config.feed_forward],
+            "hidden_act": kinds[config.feed_forward],
             "layer_norm_eps": config.norm_eps,
+            **self.keys_of(config),
         }
+        require_said(config, self.from_hf_config(values), self.model_type)
+        return values
 
     def build(self, config: EncoderConfig) -> Encoder:
         """Build an encoder with random weights."""
@@ -114,8 +134,24 @@ class BertAdapter(EncoderAdapter):
         return Encoder(config)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """One tensor for each parameter."""
-        return [StoredTensor(self.hf_name(name), (name,)) for name in parameters]
+        """One tensor for each parameter, but for those that are joined."""
+        found, joints = list[StoredTensor](), {part: name for name, parts in self.joined.items() for part in parts}
+        for name in parameters:
+            place = name.rpartition(".")[0]
+            module = place.split(".", 2)[-1] if place.startswith("blocks.") else ""
+            together = self.joined.get(joints.get(module, ""), (module,))
+            if module == together[0] or not module:
+                whole = tuple(name.replace(module, part) for part in together) if module else (name,)
+                found.append(StoredTensor(self.hf_name(name), whole))
+        return found
+
+    def fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Fields of `EncoderConfig` that BERT's config.json does not say."""
+        return {}
+
+    def keys_of(self, config: EncoderConfig) -> dict[str, Any]:  # noqa: ARG002
+        """The keys of config.json that BERT's has not."""
+        return {}
 
     def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of `EncoderConfig` for positions."""
@@ -131,25 +167,9 @@ class BertAdapter(EncoderAdapter):
         """The mechanisms of the layers."""
         return (AttentionChoice(mechanism="attn-variants/mha"),)
 
-    def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
-        """The keys of config.json for the layers' attention: none. Raises `Incompatible` for attention unlike BERT's.
-
-        Compares specs, so that any mechanism with BERT's spec is accepted.
-        """
-        size = config.hidden_size // config.num_heads
-        plain = AttentionSpec(
-            heads=Heads(query=config.num_heads, key_value=config.num_heads, key_size=size, value_size=size), mask=Full()
-        )
-        for layer in range(config.num_layers):
-            attention = attention_of(config, layer)
-            if attention.mechanism.spec(attention.config) != plain:
-                self.refuse(attention.mechanism.name)
+    def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:  # noqa: ARG002
+        """The keys of config.json for the layers' attention: none."""
         return {}
-
-    def refuse(self, mechanism: str) -> None:
-        """Raise `Incompatible` for a mechanism that the config.json cannot express."""
-        message = f"mechanism {mechanism!r} cannot be expressed in a {self.model_type} config.json"
-        raise Incompatible(message, mechanism=mechanism)
 
     def hf_name(self, ours: str) -> str:
         """The checkpoint's name of a model parameter."""
@@ -157,7 +177,29 @@ class BertAdapter(EncoderAdapter):
         if module in self.outside:
             return f"{self.outside[module]}.{leaf}"
         _, layer, part = module.split(".", 2)
-        return f"{self.layers}.{layer}.{self.block[part]}.{leaf}"
+        names = {**self.block} | {part: name for name, parts in self.joined.items() for part in parts}
+        return f"{self.place(layer)}.{names[part]}.{leaf}"
+
+    def place(self, block: str) -> str:
+        """The checkpoint's name of a block."""
+        return f"{self.layers}.{block}"
+
+
+def require_said(config: EncoderConfig, said: EncoderConfig, layout: str) -> None:
+    """Raises `Incompatible` for the fields of a config that a config.json leaves out or says otherwise.
+
+    Of attention specs are compared, so that any mechanism with the same spec is accepted.
+    """
+    skipped = (*ATTENTION, "attention_dropout", *(() if said.head_dim else ("head_dim",)))
+    changed = {name: value for name, value in config.plain().items() if getattr(said, name) != getattr(config, name)}
+    if fields := {name: value for name, value in changed.items() if name not in skipped}:
+        raise inexpressible(fields, layout)
+    for layer in range(config.num_layers):
+        own, other = attention_of(config, layer), attention_of(said, layer)
+        if own.mechanism.spec(own.config) != other.mechanism.spec(other.config):
+            name = own.mechanism.name
+            message = f"mechanism {name!r} cannot be expressed in a {layout} config.json"
+            raise Incompatible(message, mechanism=name)
 
 
 BIGBIRD = "attn-variants/bigbird"
@@ -172,6 +214,7 @@ class BigBirdAdapter(BertAdapter):
     """
 
     model_type = "big_bird"
+    pooled_activation = None
     architecture = "BigBirdModel"
     activation = "gelu_new"
     known_keys = READS | OWN
@@ -212,6 +255,8 @@ class RobertaAdapter(BertAdapter):
 
     model_type = "roberta"
     prefix = "roberta."
+    head_names = LM_HEAD | OUT_PROJ
+    masked_activation = "gelu"
     architecture = "RobertaModel"
     known_keys = READS | {"pad_token_id"}
 
@@ -260,6 +305,7 @@ class LongformerAdapter(RobertaAdapter):
     """
 
     model_type = "longformer"
+    pooled_activation = None
     prefix = "longformer."
     architecture = "LongformerModel"
     known_keys = READS | {"attention_window", "pad_token_id", "onnx_export", GLOBAL}
@@ -281,7 +327,7 @@ class LongformerAdapter(RobertaAdapter):
         for layer in range(config.num_layers):
             attention = attention_of(config, layer)
             if attention.full_name != LONGFORMER:
-                self.refuse(attention.mechanism.name)
+                return {}  # refused by the comparison of specs
             chosen: Any = attention.config
             if set(chosen.dilations) != {1}:
                 raise Incompatible(f"dilations {chosen.dilations} cannot be expressed in a longformer config.json")

@@ -6,10 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attn_core.errors import Incompatible
-
-from attn_models.adapters.base import ACTIVATIONS, HEADS, HF_ACTIVATIONS, needed, require_allowed
-from attn_models.adapters.bert import OUTSIDE, BertAdapter
+from attn_models.adapters.base import ACTIVATIONS, HEADS, HF_ACTIVATIONS, inexpressible, needed, require_allowed
+from attn_models.adapters.bert import OUTSIDE, BertAdapter, require_said
 from attn_models.encoder.config import EncoderConfig
 
 SIZES = {
@@ -36,6 +34,13 @@ class DistilBertAdapter(BertAdapter):
     # `sinusoidal_pos_embds` only sets how position tables are initialised: a checkpoint holds their values.
     known_keys = frozenset({*SIZES.values(), *ALIASES, "activation", "sinusoidal_pos_embds", "tie_word_embeddings"})
     derived_names = re.compile(HEADS.pattern + r"|^(vocab_(transform|layer_norm|projector)|pre_classifier)\.")
+    head_names: ClassVar[Mapping[str, str]] = {
+        "cls.predictions.transform.dense": "vocab_transform",
+        "cls.predictions.transform.LayerNorm": "vocab_layer_norm",
+        "cls.predictions.bias": "vocab_projector.bias",
+        "pooler.dense": "pre_classifier",
+    }
+    pooled_activation = "relu"
     outside: ClassVar[Mapping[str, str]] = {name: place for name, place in OUTSIDE.items() if name != "segments"}
     layers = "transformer.layer"
     block: ClassVar[Mapping[str, str]] = {
@@ -63,13 +68,14 @@ class DistilBertAdapter(BertAdapter):
 
     def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
         """The DistilBertConfig of an encoder; raises `Incompatible` for what it cannot express."""
-        self.hf_attention(config)
-        self.hf_positions(config)
-        if config.type_vocab_size or config.norm_eps != EPS:
-            raise Incompatible(f"token types, and norm_eps other than {EPS}, cannot be expressed in a distilbert")
-        return {
+        if config.feed_forward not in HF_ACTIVATIONS:
+            raise inexpressible({"feed_forward": config.feed_forward}, self.model_type)
+        values = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+            **self.hf_positions(config),
             "activation": HF_ACTIVATIONS[config.feed_forward],
         }
+        require_said(config, self.from_hf_config(values), self.model_type)
+        return values

@@ -75,6 +75,13 @@ LLAMA_NAMES: dict[str, str] = {
 }
 """Modules, or full parameter names, and their names in Llama's layout; those of a block are relative to the block."""
 
+KIMI_DELTA_NAMES = {f"attention.{ours}": f"self_attn.{theirs}" for ours, theirs in (
+    ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "o_proj"), ("strength", "b_proj"),
+    ("fade.0", "f_a_proj"), ("fade.1", "f_b_proj"), ("gate.0", "g_a_proj"), ("gate.1", "g_b_proj"),
+    ("norm", "o_norm.weight"), ("rate", "A_log"), ("step_bias", "dt_bias"), ("latent_norm", "kv_a_layernorm"),
+)}  # fmt: skip
+"""The names of Kimi Delta Attention, and of the norm of latents in the layers beside it."""
+
 QK_NORM = {"attention.norm.query_gain": "self_attn.q_norm.weight", "attention.norm.key_gain": "self_attn.k_norm.weight"}
 NORMS_AFTER = {"attended_norm": "post_attention_layernorm", "fed_norm": "post_feedforward_layernorm"}
 QKV = ("attention.query", "attention.key", "attention.value")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.checks import whole
 from attn_core.errors import Incompatible, InvalidValue
@@ -66,6 +66,18 @@ class ModernBertAdapter(EncoderAdapter):
     keys = SIZES
     prefix = "model."
     derived_names = re.compile(HEADS.pattern + r"|^(head|decoder)\.")
+    head_names: ClassVar[Mapping[str, str]] = {
+        "cls.predictions.transform.dense": "head.dense",
+        "cls.predictions.transform.LayerNorm": "head.norm",
+        "cls.predictions.bias": "decoder.bias",
+    }
+    masked_activation, pooled_activation = "gelu", None
+    head_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "classifier_activation": ("gelu",),
+        "classifier_bias": (False,),
+        "decoder_bias": (True,),
+    }
+    head_zeros = re.compile(r"transform\.(dense|LayerNorm)\.bias$")
     # From `decoder_bias` on: keys for heads, for training, and for kernels with the same results.
     known_keys = frozenset(
         {

@@ -20,6 +20,14 @@ from attn_models.adapters.bert import (
     RobertaAdapter,
     XlmRobertaAdapter,
 )
+from attn_models.adapters.bert_relatives import (
+    AlbertAdapter,
+    ElectraAdapter,
+    GteAdapter,
+    JinaV3Adapter,
+    MpnetAdapter,
+    NomicBertAdapter,
+)
 from attn_models.adapters.clip import ClipAdapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
@@ -178,6 +186,12 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
         XlmRobertaAdapter(),
         CamembertAdapter(),
         DistilBertAdapter(),
+        ElectraAdapter(),
+        AlbertAdapter(),
+        MpnetAdapter(),
+        NomicBertAdapter(),
+        GteAdapter(),
+        JinaV3Adapter(),
         ModernBertAdapter(),
         LongformerAdapter(),
         BigBirdAdapter(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,19 @@ def init_empty_weights() -> Iterator[None]:
     """Build modules whose parameters and buffers have shapes and dtypes, but no memory (device "meta")."""
     with torch.device("meta"), _SkipRandomInit():
         yield
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Pause the search for cyclic garbage, which building a model starts several times: each visits all objects of
+    torch (0.1 s)."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 class _SkipRandomInit(TorchFunctionMode):
@@ -182,10 +196,11 @@ def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[st
     Raises `Incompatible` for a parameter that the layout does not store because it must be one, but is not.
     """
     for name, parameter in parameters.items():
-        if adapter.ones.search(name) and bool((parameter != 1).any()):
+        value = None if adapter.unread.search(name) else adapter.constant(name)
+        if value is not None and bool((parameter != value).any()):
             message = f"the parameter {name!r} cannot be expressed in a {adapter.model_type} folder"
             raise Incompatible(
-                f"{message}: that layout does not store it, and its value there is always 1", parameter=name
+                f"{message}: that layout does not store it, and its value there is always {value:g}", parameter=name
             )
     tensors = {}
     for item in adapter.stored(parameters):

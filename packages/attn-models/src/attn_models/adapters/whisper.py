@@ -83,7 +83,7 @@ class WhisperAdapter(StateDictAdapter):
     model_type = "whisper"
     Config = WhisperConfig
     head = "proj_out.weight"
-    zeros = re.compile(r"\.key\.bias$")
+    zeros = unread = re.compile(r"\.key\.bias$")
     known_keys = frozenset(
         {*SIZES.values(), *SAME, *ALIASES, *UNUSED, "activation_function", "scale_embedding", "is_decoder"}
     )

@@ -33,7 +33,6 @@ class EncoderShape(AttentionConfig):
     intermediate_size: Size
     feed_forward: FeedForwardKind = "gelu"
     norm_eps: Annotated[float, Meta(ge=0)] = 1e-12
-    attention_bias: ClassVar[bool] = True
     bias: ClassVar[bool] = True
     causal: ClassVar[bool] = False
     feed_forwards: ClassVar[tuple[str, ...]] = ACTIVATIONS
@@ -66,7 +65,12 @@ class EncoderShape(AttentionConfig):
             feed_forward=self.feed_forward,
             norm_eps=self.norm_eps,
             bias=self.bias,
+            feed_forward_bias=self.has_bias("feed_forward_bias"),
         )
+
+    def has_bias(self, part: str) -> bool:  # noqa: ARG002 -- of some, parts differ
+        """Whether a part of a block has biases: "attention_bias" or "feed_forward_bias"."""
+        return self.bias
 
     def rotary(self, layer: int) -> Rotary | None:  # noqa: ARG002 -- most have none
         """The rotary positions of a layer, if any."""
@@ -94,19 +98,55 @@ class EncoderConfig(TextEncoderShape):
 
     `type_vocab_size` is the number of token types (segments) of an input, 0 for none. `positions` "every" numbers all
     tokens of a sequence from 0 (BERT); "real" numbers only real tokens, not padding, from `first_position` (RoBERTa);
-    "depth" combines positions with depths in a dependency tree, which are then an argument of the model. Raises
-    `InvalidValue` for a field outside its range.
+    "depth" combines positions with depths in a dependency tree, which are then an argument of the model; "rotary"
+    turns queries and keys, with `rope_theta` and `rope_scaling` as in `DecoderConfig`; with "none" only the attention
+    knows positions. With `embedding_size`, embeddings have that size and a linear layer maps them to `hidden_size`
+    (ALBERT). `repeats` has the block that each layer computes; by default layer i computes block i. With
+    `shared_biases`, all blocks share the learned biases of their scores. `attention_bias` and `feed_forward_bias` say
+    whether these parts have biases. Raises `InvalidValue` for a field outside its range.
     """
 
     type_vocab_size: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 2
-    positions: Literal["every", "real", "depth"] = "every"
+    positions: Literal["every", "real", "depth", "rotary", "none"] = "every"
     first_position: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
+    embedding_size: Size | None = None
+    repeats: tuple[int, ...] = ()
+    shared_biases: bool = False
+    rope_theta: Annotated[float, Meta(ge=1)] = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    attention_bias: bool = True
+    feed_forward_bias: bool = True
+    feed_forwards: ClassVar[tuple[str, ...]] = (*ACTIVATIONS, *GATED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.rotary(0)
+        if self.repeats and (len(self.repeats) != self.num_layers or set(self.repeats) != set(range(self.num_blocks))):
+            allowed = f"for each of {self.num_layers} layers the number of a block, of which none is left out"
+            raise InvalidValue.of("repeats", list(self.repeats), allowed)
         if (self.positions == "real") != (self.first_position > 0):
             allowed = "a whole number from 1 where positions are 'real', else 0"
             raise InvalidValue.of("first_position", self.first_position, allowed)
+
+    @property
+    def embedding_width(self) -> int:
+        """The size of the embeddings."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks, each of which one layer or several compute."""
+        return max(self.repeats) + 1 if self.repeats else self.num_layers
+
+    def has_bias(self, part: str) -> bool:
+        """Whether a part of a block has biases: "attention_bias" or "feed_forward_bias"."""
+        biased: bool = getattr(self, part)
+        return biased
+
+    def rotary(self, layer: int) -> Rotary | None:  # noqa: ARG002 -- all layers have the same
+        """The rotary positions of all layers, if any."""
+        scaling = None if self.rope_scaling is None else rotary_scaling(self.rope_scaling)
+        return Rotary(base=self.rope_theta, scaling=scaling) if self.positions == "rotary" else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +169,10 @@ class ReformerConfig(TextEncoderShape):
 
     axial_pos_shape: Pair | None = None
     axial_pos_embds_dim: Pair | None = None
-    attention_bias: ClassVar[bool] = False
+
+    def has_bias(self, part: str) -> bool:
+        """Whether a part of a block has biases: all but the attention."""
+        return part != "attention_bias"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,7 +210,6 @@ class ModernBertConfig(TextEncoderShape):
     rope_scaling: Mapping[str, Any] | None = None
     local_rope_theta: Annotated[float, Meta(ge=1)] = 10000.0
     local_rope_scaling: Mapping[str, Any] | None = None
-    attention_bias: ClassVar[bool] = False
     bias: ClassVar[bool] = False
     feed_forwards: ClassVar[tuple[str, ...]] = GATED
 
@@ -232,7 +274,7 @@ def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         head_dim=config.head_dim,
-        bias=config.attention_bias,
+        bias=config.has_bias("attention_bias"),
         max_seq_len=config.sequence_length,
         layer=layer,
         rotary=config.rotary(layer),

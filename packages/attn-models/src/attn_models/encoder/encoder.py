@@ -12,7 +12,7 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attn_models.attention import recorded_weights, share_weights
+from attn_models.attention import recorded_weights, share_biases, share_weights
 from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
 from attn_models.encoder.config import (
     ClassifierConfig,
@@ -28,7 +28,7 @@ class EveryPosition(nn.Embedding):
     """Learned position embeddings that count all tokens of a sequence, padding included (Devlin et al. 2019)."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config.max_seq_len, config.hidden_size)
+        super().__init__(config.max_seq_len, config.embedding_width)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Position embeddings [tokens, width] for token ids [batch, tokens]."""
@@ -41,7 +41,7 @@ class RealPosition(nn.Embedding):
     authors' code, positions of real tokens start at `first`; `first` - 1 is the position and token id of padding."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config.first_position + config.max_seq_len, config.hidden_size)
+        super().__init__(config.first_position + config.max_seq_len, config.embedding_width)
         self.first = config.first_position
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
@@ -61,8 +61,8 @@ class DepthPosition(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.sequential = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.structural = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.sequential = nn.Linear(config.embedding_width, config.embedding_width, bias=False)
+        self.structural = nn.Linear(config.embedding_width, config.embedding_width, bias=False)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Position embeddings [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
@@ -98,7 +98,8 @@ class EncoderBlock(nn.Module):
 
 def share_among(config: EncoderShape, blocks: Iterable[Any]) -> None:
     """Tie weights between the attention layers of all blocks where their mechanism does so (`share_weights`)."""
-    share_weights((attention_of(config, layer) for layer in range(config.num_layers)), [b.attention for b in blocks])
+    built = [block.attention for block in blocks]
+    share_weights((attention_of(config, layer) for layer in range(len(built))), built)
 
 
 class PostNormBlock(EncoderBlock):
@@ -167,13 +168,17 @@ class Encoder(TextEncoder):
         self.config = config
         self.max_seq_len = config.max_seq_len
         self.size = config.hidden_size
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions: Position = POSITIONS[config.positions](config)
-        self.segments = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
-        self.norm = build_norm(config.block)
-        self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.num_layers))
+        width = config.embedding_width
+        self.embedding = nn.Embedding(config.vocab_size, width)
+        self.positions = POSITIONS[config.positions](config) if config.positions in POSITIONS else None
+        self.segments = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.projection = nn.Linear(width, config.hidden_size) if config.embedding_size else None
+        self.blocks = nn.ModuleList(PostNormBlock(config, block) for block in range(config.num_blocks))
         share_among(config, self.blocks)
-        for module in (self.embedding, self.positions, self.segments):
+        if config.shared_biases:
+            share_biases([block.attention for block in self.blocks])
+        for module in (self.embedding, self.positions, self.segments, self.projection):
             if module is not None:
                 initialise(module)
 
@@ -199,7 +204,9 @@ class Encoder(TextEncoder):
         length = tokens.shape[1]
         if length > self.max_seq_len:
             raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
-        embedded = self.embedding(tokens) + self.positions.rows(tokens, key_padding_mask, depths)
+        embedded = self.embedding(tokens)
+        if self.positions is not None:
+            embedded = embedded + self.positions.rows(tokens, key_padding_mask, depths)
         if self.segments is not None:
             embedded = embedded + self.segments(torch.zeros_like(tokens) if segments is None else segments)
         elif segments is not None:
@@ -207,34 +214,40 @@ class Encoder(TextEncoder):
                 "segments", f"the shape {list(segments.shape)}", "None: the encoder has no token types"
             )
         hidden: Tensor = self.norm(embedded)
+        hidden = hidden if self.projection is None else self.projection(hidden)
         others = {}
         if global_tokens is not None:
             self._require_global_tokens()
             others["global_tokens"] = global_tokens
-        for block in self.blocks:
+        for place in self.config.repeats or range(len(self.blocks)):
+            block = self.blocks[place]
             own = {} if parses is None or not takes_parses(block) else {"parses": parses}
             hidden = block(hidden, key_padding_mask, **others, **own)
         return hidden
 
     def _require_global_tokens(self) -> None:
         """Raise `InvalidValue` unless the attention of every layer supports global tokens."""
-        for layer in range(self.config.num_layers):
-            attention: Any = self.blocks[layer].attention
+        for layer, block in enumerate(self.blocks):
+            attention: Any = block.attention
             if not attention.takes_global_tokens:
                 name = attention_of(self.config, layer).mechanism.name
                 raise InvalidValue(f"global_tokens: the attention {name!r} of layer {layer} has none; longformer has")
+
+
+OF_HEADS = {**ACTIVATIONS, "tanh": nn.Tanh, "swiglu": nn.SiLU, "geglu": nn.GELU, "geglu_tanh": ACTIVATIONS["gelu_tanh"]}
+"""The activations of heads; after a gated feed-forward that of its gate."""
 
 
 class MaskedHead(nn.Module):
     """norm(f(W h + b)) E^T + c for hidden states h, where E is the token embedding (Devlin et al. 2019, arXiv
     1810.04805, section 3.1; W, the norm and c are from the authors' code, as are the names)."""
 
-    def __init__(self, encoder: Any) -> None:
+    def __init__(self, encoder: Any, activation: str | None = None) -> None:
         super().__init__()
         vocabulary, width = encoder.embedding.weight.shape
         norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
         self.transform = nn.ModuleDict({"dense": nn.Linear(encoder.size, width), "LayerNorm": norm})
-        self.activation = ACTIVATIONS[encoder.config.feed_forward]()
+        self.activation = OF_HEADS[activation or encoder.config.feed_forward]()
         self.bias = nn.Parameter(norm.weight.new_zeros(vocabulary))
 
     def forward(self, rows: Tensor, embedding: Tensor) -> Tensor:
@@ -244,13 +257,14 @@ class MaskedHead(nn.Module):
 
 
 class MaskedLanguageModel(nn.Module):
-    """An `Encoder` or a `Reformer` with BERT's head, `cls`, of the names in checkpoints."""
+    """An encoder with BERT's head, `cls`, of the names in checkpoints; `activation` is the head's, by default that of
+    the feed-forwards."""
 
-    def __init__(self, encoder: Any) -> None:
+    def __init__(self, encoder: Any, activation: str | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.vocab_size: int = len(encoder.embedding.weight)
-        self.cls = nn.ModuleDict({"predictions": MaskedHead(encoder)})
+        self.cls = nn.ModuleDict({"predictions": MaskedHead(encoder, activation)})
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, **others: Tensor | None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; arguments are those of the encoder."""
@@ -351,6 +365,35 @@ class TextClassifier(nn.Module):
     def weights(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """The weights α [batch, tokens]; arguments are those of `Encoder.forward`."""
         return self.classifier.weights(self.encoder(tokens, key_padding_mask), key_padding_mask)
+
+
+class FirstTokenClassifier(nn.Module):
+    """W f(P h + p) + b for the hidden state h of the first token (Devlin et al. 2019, arXiv 1810.04805, figure 4b; P
+    and f, by default tanh, are from the authors' code)."""
+
+    output_layers: ClassVar[tuple[str, ...]] = ("classifier",)
+    """Names of the layers that map hidden states to logits."""
+
+    def __init__(self, config: ClassifierConfig, activation: str = "tanh") -> None:
+        super().__init__()
+        size = config.encoder.hidden_size
+        self.config = config
+        self.encoder = Encoder(config.encoder)
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(size, size)})
+        self.activation = OF_HEADS[activation]()
+        self.classifier = nn.Linear(size, config.classes)
+
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, **others: Tensor | None) -> Tensor:
+        """Logits [batch, 1, classes]; arguments are those of `Encoder.forward`."""
+        first = self.encoder(tokens, key_padding_mask, **others)[:, :1]
+        scores: Tensor = self.classifier(self.activation(self.pooler["dense"](first)))
+        return scores
+
+    def weights(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The weights [batch, tokens] of the hidden states: all on the first."""
+        return (
+            (torch.arange(tokens.shape[1], device=tokens.device) == 0).to(self.classifier.weight).expand(tokens.shape)
+        )
 
 
 class AxialPositions(nn.Module):

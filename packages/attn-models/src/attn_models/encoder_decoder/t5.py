@@ -3,12 +3,12 @@ arXiv 1910.10683)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from attn_models.attention import share_biases
 from attn_models.decoder.layers import initialise
 from attn_models.encoder_decoder.config import T5Config
 from attn_models.encoder_decoder.transformer import Transformer
@@ -53,9 +53,3 @@ class T5(Transformer):
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- distances alone are told
         embedded: Tensor = self.dropout(self.embedding(tokens))
         return embedded
-
-
-def share_biases(layers: Sequence[Any]) -> None:
-    """Share the position biases of the first layer with all others."""
-    for layer in layers[1:]:
-        layer.modifiers = layers[0].modifiers

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -25,6 +25,7 @@ from attn_core.batch import ModelState, StaticBatch
 from attn_core.distributions import Softmax, SoftmaxWithSink
 from attn_core.errors import Incompatible, NotGraphSafe
 from attn_core.kernels.linear import Pack
+from attn_core.models import PlacedRows
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 from attn_core.states import Field
@@ -69,17 +70,25 @@ class MaskRule:
 
 @dataclass
 class Step:
-    """One pass of a model over the tokens of a batch; without a `batch`, its attention is only recorded."""
+    """One pass of a model over the tokens of a batch; without a `batch`, its attention is only recorded. `seen` is that
+    of `PlacedRows`."""
 
     layers: list[GivenAttention] = field(default_factory=list)
     batch: RaggedBatch | None = None
     state: ModelState | None = None
     calls: int = 0
+    seen: Tensor | None = None
 
 
 STEP: ContextVar[Step | None] = ContextVar("step", default=None)
 GIVEN: ContextVar[Tensor | None] = ContextVar("given", default=None)
 MAPS: ContextVar[list[Tensor] | None] = ContextVar("maps", default=None)
+CAUGHT: ContextVar[dict[str, Any] | None] = ContextVar("caught", default=None)
+"""Where the arguments of the first call of the text model are noted."""
+
+
+class TextReachedError(Exception):
+    """Ends a pass at the text model, whose arguments are noted."""
 
 
 class GivenAttention:
@@ -97,6 +106,7 @@ class GivenAttention:
         config = MechanismConfig(
             hidden_size=heads.query * heads.key_size, num_heads=heads.query, num_kv_heads=heads.key_value
         )
+        self.spec, self.scale, self.window = spec, scale, window
         with torch.device("meta"):
             self.layer: Any = installed().spec_layer(spec, config)
         self.layer.output = nn.Identity()
@@ -113,6 +123,35 @@ class GivenAttention:
         self.layer.part_weights = lambda: {} if sinks is None else {SINKS: sinks}
         out: Tensor = self.layer.step(query.flatten(-2), batch, state)
         return out.view(1, len(query), query.shape[1], value.shape[-1])
+
+    def see_groups(self, out: Tensor, query: Tensor, seen: Tensor, batch: RaggedBatch, state: Any) -> Tensor:
+        """The outputs of a `step`, [1, tokens, heads, value_size], with those of the tokens that see later ones,
+        for queries [1, heads, tokens, size]; `seen` is that of `PlacedRows`.
+
+        Raises `Incompatible` for attention with sinks.
+        """
+        if not isinstance(self.spec.distribution, Softmax):
+            raise Incompatible("tokens that see later ones are not supported with attention sinks")
+        caps = [each.cap for each in self.spec.modifiers if isinstance(each, SoftCap)]
+        for span in batch.spans():
+            rows = slice(span.start, span.stop)
+            own, last = batch.positions[rows, None], seen[rows, None]
+            if not bool((last > own).any()):
+                continue
+            cached = state["kv"].rows([span.request])
+            keys, values = (cached.fields[name][0].transpose(0, 1) for name in ("key", "value"))
+            at = cached.positions[0]
+            visible = at <= last if self.window is None else (at <= last) & (at > own - self.window)
+            if cached.key_padding_mask is not None:
+                visible &= cached.key_padding_mask[0]
+            groups = query.shape[1] // len(keys)
+            keys, values = (each.repeat_interleave(groups, 0).to(query) for each in (keys, values))
+            scores = query[0, :, rows] @ keys.transpose(1, 2) * self.scale
+            for cap in caps:
+                scores = cap * torch.tanh(scores / cap)
+            weights = scores.masked_fill(~visible, -torch.inf).softmax(-1, dtype=torch.float32).to(query)
+            out[0, rows] = (weights @ values).transpose(0, 1)
+        return out
 
 
 def attention(
@@ -137,8 +176,9 @@ def attention(
     if step.batch is None:
         step.layers.append(_recorded(module, (query, key, value), attention_mask, scaling, given))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    state = (step.state or {})[_name(place)]
-    return step.layers[place].step((query, key, value), given.get("s_aux"), step.batch, state), None
+    state, layer = (step.state or {})[_name(place)], step.layers[place]
+    out = layer.step((query, key, value), given.get("s_aux"), step.batch, state)
+    return (out if step.seen is None else layer.see_groups(out, query, step.seen, step.batch, state)), None
 
 
 def mask(*arguments: Any, **named: Any) -> Any:
@@ -159,7 +199,7 @@ def _recorded(
     refused = [name for name in REFUSED_ARGUMENTS if given.get(name) is not None]
     if refused:
         raise Incompatible(f"its attention takes {', '.join(refused)}, which is not supported")
-    if not isinstance(rule, MaskRule) or not getattr(module, "is_causal", True):
+    if not isinstance(rule, MaskRule):
         raise Incompatible(f"{type(module).__name__} is not causal self-attention")
     if key.shape[2] != query.shape[2]:
         raise Incompatible(f"{type(module).__name__} attends to other tokens than those of the text")
@@ -208,9 +248,12 @@ class TransformersModel(nn.Module):
     ways: Sequence[Any] = (None,)
     """How requests can be stepped together, and in `way` how they are."""
     way: Any = None
+    embedding_size: int
+    """Elements of the row of an image's token; only set for a model that takes images, by `TransformersImages`."""
 
     def __init__(self, causal: Any) -> None:
         super().__init__()
+        self._placed: PlacedRows | None = None
         text = causal.config.get_text_config(decoder=True)
         self.causal = causal
         self._body, self._output = self._intercepted()
@@ -241,7 +284,12 @@ class TransformersModel(nn.Module):
 
             @wraps(body.forward)
             def forward(*args: Any, _own: Any = body.forward, _body: Any = body, **named: Any) -> Any:
-                given = GIVEN.get()
+                given, caught = GIVEN.get(), CAUGHT.get()
+                if caught is not None and _body is self.text_model:
+                    caught.update(named)
+                    raise TextReachedError
+                if isinstance(named.get("attention_mask"), MaskRule):
+                    named["attention_mask"] = None  # the text model makes a rule of its own
                 if given is not None and _body is self._body:
                     return self._output(last_hidden_state=given)
                 out = _own(*args, **named)
@@ -264,6 +312,30 @@ class TransformersModel(nn.Module):
 
     def _first_pass(self, ids: Tensor) -> Any:
         return self.causal(input_ids=ids)
+
+    @property
+    def text_model(self) -> Any:
+        """The part that computes hidden states of embeddings; the model itself if it has no such part."""
+        return self.causal.get_decoder()
+
+    @contextmanager
+    def placing(self, placed: PlacedRows) -> Iterator[None]:
+        """A context in which steps use these rows as the embeddings of some of their tokens."""
+        self._placed = placed
+        try:
+            yield
+        finally:
+            self._placed = None
+
+    def _embedded(self, tokens: Tensor, placed: PlacedRows) -> tuple[Tensor, dict[str, Any]]:
+        """Embeddings [tokens, width] with the given rows, and what the text model adds to some in its first layers."""
+        rows = self.causal.get_input_embeddings()(tokens.index_fill(0, placed.places, 0))
+        first, *deeper = torch.split(placed.rows.to(rows), rows.shape[-1], dim=-1)
+        embedded = rows.index_copy(0, placed.places, first)
+        if not deeper:
+            return embedded, {}
+        where = torch.zeros_like(tokens, dtype=torch.bool).index_fill(0, placed.places, 1)
+        return embedded, {DEEPER: deeper, DEEPER_PLACES: where[None]}
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -345,9 +417,19 @@ class ExchangedAttention(TransformersModel):
         """Hidden states [tokens, width] of the new tokens [tokens] of many requests."""
         if isinstance(batch, StaticBatch):
             raise NotGraphSafe("models that transformers builds are not recorded")
-        token = STEP.set(Step(self._attentions, batch, state))
+        placed, places = self._placed, _places(batch.positions)
+        token = STEP.set(Step(self._attentions, batch, state, seen=None if placed is None else placed.seen))
         try:
-            out = self._body(input_ids=tokens[None], use_cache=False, **_places(batch.positions))
+            if placed is None:
+                out = self._body(input_ids=tokens[None], use_cache=False, **places)
+            else:
+                embedded, given = self._embedded(tokens, placed)
+                places |= (
+                    {"position_ids": rotary_positions(placed.positions[:, None])}
+                    if placed.positions is not None
+                    else {}
+                )
+                out = self.text_model(inputs_embeds=embedded[None], use_cache=False, **places, **given)
         finally:
             STEP.reset(token)
         return self._hidden(out)[0]
@@ -368,5 +450,12 @@ def _places(positions: Tensor) -> dict[str, Tensor]:
     return {"position_ids": positions[None], "attention_mask": torch.ones_like(positions)[None]}
 
 
+def rotary_positions(positions: Tensor) -> Tensor:
+    """`position_ids` of transformers, [batch, tokens] or [axes, batch, tokens], of positions [axes, batch, tokens]."""
+    return positions[0] if len(positions) == 1 else positions
+
+
+DEEPER, DEEPER_PLACES = "deepstack_visual_embeds", "visual_pos_masks"
+"""Arguments of text models: what is added to the states of image tokens after each of the first layers, and where."""
 SMALLEST = 32
 """The fewest inputs and outputs of linear layers that are packed."""

@@ -26,6 +26,11 @@ CHECKED = ((5, 1, 1, 1), (3, 3, 2, 1), (5, 2, 1, 1))
 """The lengths of the chunks of sequences that are computed together to check a model."""
 
 
+def tolerance(dtype: torch.dtype) -> float:
+    """How far logits of steps may be from those of transformers, relative to the largest one."""
+    return 4000 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.1
+
+
 @torch.inference_mode()
 def require_same_logits(model: TransformersModel) -> None:
     """Raise `Incompatible` unless chunks of sequences in one cache give the logits of transformers."""
@@ -48,11 +53,10 @@ def require_same_logits(model: TransformersModel) -> None:
         found = model.logits(model.step(torch.cat(new), batch, store.view(batch, range(len(texts)))))
         steps.append(torch.split(found, list(lengths)))
         contexts = [at + n for at, n in zip(contexts, lengths, strict=True)]
-    bound = 4000 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.1
     for text, parts in zip(texts, zip(*steps, strict=True), strict=True):
         wanted = model(text[None])[0].float()
         off = float((torch.cat(parts).float() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
-        if not off < bound:
+        if not off < tolerance(dtype):
             raise Incompatible(f"logits of steps are {off:.1e} off transformers'")
 
 

@@ -30,7 +30,7 @@ from transformers.cache_utils import (
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
 
-from attn_models.hf.causal import TransformersModel
+from attn_models.hf.causal import TransformersModel, rotary_positions
 
 STATES = "transformers"
 """The name of the one layer whose states are those of transformers' cache."""
@@ -182,9 +182,23 @@ class OwnCache(TransformersModel):
         return cache
 
     def _pass(self, ids: Tensor, cache: Any, places: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        body, name = (self.text_model, "inputs_embeds") if ids.is_floating_point() else (self._body, "input_ids")
         given = {"use_cache": True, self._name: cache, **places}
-        out = self._body(input_ids=ids, **{name: each for name, each in given.items() if name in self._takes})
+        out = body(**{name: ids}, **{name: each for name, each in given.items() if name in self._takes})
         return self._hidden(out), getattr(out, self._name, None)
+
+    def _inputs(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What a step computes: tokens [tokens], or embeddings [tokens, width] with rows of images, and the rotary
+        positions [axes, tokens] of prompts with images.
+
+        Raises `Incompatible` for tokens that see later ones, and for rows of several layers.
+        """
+        if self._placed is None:
+            return tokens, None
+        embedded, deeper = self._embedded(tokens, self._placed)
+        if deeper or self._placed.seen is not None:
+            raise Incompatible("images for several layers, or whose tokens see each other, need attn's attention")
+        return embedded, self._placed.positions
 
     def state_specs(self) -> ModelSpecs:
         """The tensors of transformers' cache: rows of tokens, and states of fixed size."""
@@ -214,12 +228,17 @@ class OwnCache(TransformersModel):
             padded = self.way.together == "padded" or not self._rows
             apart = request if self.way.together == "alone" else 0
             groups[length, min(context, 1) if padded else context, apart].append(request)
+        inputs, own = self._inputs(tokens)
         spans, parts = list(batch.spans()), dict[int, tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]()
         for (length, *_), requests in groups.items():
-            ids = torch.stack([tokens[spans[each].start : spans[each].stop] for each in requests])
+            at = torch.stack(
+                [torch.arange(spans[each].start, spans[each].stop, device=tokens.device) for each in requests]
+            )
+            positions = None if own is None else own[:, at]
             contexts = torch.tensor([batch.contexts[each] for each in requests], device=tokens.device)
             rows = views["rows"].rows(requests).fields if self._rows and batch.contexts[requests[0]] else {}
-            hidden, cache = self._advanced(ids, contexts, rows, {name: each[requests] for name, each in slots.items()})
+            kept = {name: each[requests] for name, each in slots.items()}
+            hidden, cache = self._advanced(inputs[at], contexts, rows, kept, positions)
             made = leaves_of(cache)
             new = {
                 path: made[path].movedim((leaf.sequences, leaf.tokens), (0, 1))[:, -length:]
@@ -237,10 +256,16 @@ class OwnCache(TransformersModel):
         return torch.cat([hidden for hidden, *_ in ordered])
 
     def _advanced(
-        self, ids: Tensor, contexts: Tensor, rows: Mapping[str, Tensor], slots: Mapping[str, Tensor]
+        self,
+        ids: Tensor,
+        contexts: Tensor,
+        rows: Mapping[str, Tensor],
+        slots: Mapping[str, Tensor],
+        positions: Tensor | None,
     ) -> tuple[Tensor, Any]:
-        """Hidden states [requests, tokens, width] of `ids` [requests, tokens] after `contexts` [requests] tokens whose
-        cache is in `rows` and `slots`, and the cache after them."""
+        """Hidden states [requests, tokens, width] of `ids` [requests, tokens], or embeddings [..., width], after
+        `contexts` [requests] tokens whose cache is in `rows` and `slots`, and the cache after them; `positions` [axes,
+        requests, tokens] are those of rotary embeddings, if they are others."""
         longest, hidden = int(contexts.max()), []
         padding = longest - contexts
         cache = self._restored(padding, longest, rows, slots) if longest else self._fresh()
@@ -251,9 +276,11 @@ class OwnCache(TransformersModel):
             if self._rows:
                 keys = torch.arange(longest + start + part.shape[1], device=ids.device)
                 places["attention_mask"] = (keys >= padding[:, None]).long()
+                new = torch.arange(start, start + part.shape[1], device=ids.device)
                 if self.way.placed:
-                    new = torch.arange(start, start + part.shape[1], device=ids.device)
                     places["position_ids"] = contexts[:, None] + new
+                if positions is not None:
+                    places["position_ids"] = rotary_positions(positions[..., new])
             made, cache = self._pass(part, cache, places)
             hidden.append(made)
         return torch.cat(hidden, 1), cache

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor, nn
 
-from attn_models.adapters.base import EncoderAdapter
+from attn_models.adapters.base import EncoderAdapter, require_allowed
 from attn_models.adapters.bert import BertAdapter
 from attn_models.adapters.hf_config import check_unread_keys, refused_config
 from attn_models.adapters.native import NativeEncoderAdapter
@@ -26,13 +27,21 @@ from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
     init_empty_weights,
+    load_parameters,
     read_parameters,
+    saved_parameters,
     stored_tensors,
 )
 from attn_models.adapters.vit import labels_of
 from attn_models.device import resolve_device
-from attn_models.encoder.config import ClassifierConfig
-from attn_models.encoder.encoder import MaskedLanguageModel, Tagger, TextClassifier, VisionTransformer
+from attn_models.encoder.config import ClassifierConfig, EncoderConfig
+from attn_models.encoder.encoder import (
+    FirstTokenClassifier,
+    MaskedLanguageModel,
+    Tagger,
+    TextClassifier,
+    VisionTransformer,
+)
 from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
@@ -47,7 +56,7 @@ def is_encoder(folder: Path) -> bool:
 
 def is_text_classifier(folder: Path) -> bool:
     """Whether a model folder holds a text classifier; raises `CheckpointInvalid` for a damaged folder."""
-    return is_encoder(folder) and POOLED in read_folder(folder, verify="sizes").tensors.entries
+    return is_encoder(folder) and _classifier_of(read_folder(folder, verify="sizes")) is not Tagger
 
 
 def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -66,7 +75,8 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         raise refused_config(path, error, checkpoint.config, adapter.keys) from error
     with init_empty_weights():
         model = adapter.build(config)
-    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
+    wanted = saved_parameters(model)
+    load_parameters(model, read_parameters(checkpoint, adapter.layout(config), wanted, dtype))
     if any(buffer.is_meta for buffer in model.buffers()):
         fill_buffers(model, adapter.build(config), checkpoint.tensors.device)
     return model
@@ -86,9 +96,10 @@ def save_encoder(
     described = adapter.to_hf_config(model.config) | packages_of(adapter)
     described["dtype"] = str(model.embedding.weight.dtype).removeprefix("torch.")
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
-    return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
+    return write_folder(folder, described, stored_tensors(saved_parameters(model), adapter.layout(model.config)), files)
 
 
+Classifier: TypeAlias = Tagger | TextClassifier | FirstTokenClassifier
 POOLED = "classifier.query"
 """A tensor that only text classifiers have."""
 
@@ -123,31 +134,44 @@ def load_masked(
 
     Raises the errors of `build_encoder`, also for the head's tensors, and those of `resolve_device`.
     """
-    checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
+    checkpoint, adapter, encoder, tokenizer = _loaded(folder, verify, device)
     with init_empty_weights():
-        model = MaskedLanguageModel(encoder)
-    _read_head(checkpoint, model)
+        model = MaskedLanguageModel(encoder, adapter.masked_activation)
+    _read_head(checkpoint, adapter.head_names, model, adapter.head_zeros)
+    _require_tied(checkpoint, adapter.head_names, encoder.embedding.weight)
     return model.eval(), tokenizer
 
 
 def load_classifier(
     folder: str | Path, *, verify: Verify = "hashes", device: str = "cpu"
-) -> tuple[Tagger | TextClassifier, list[str], Tokenizer]:
+) -> tuple[Classifier, list[str], Tokenizer]:
     """The classifier in a folder, in float32 on `device`, in evaluation mode, its labels and its tokenizer.
 
     Raises the errors of `load_masked`, and `CheckpointInvalid` for bad labels.
     """
-    checkpoint, encoder, tokenizer = _loaded(folder, verify, device)
+    checkpoint, adapter, encoder, tokenizer = _loaded(folder, verify, device)
     try:
         labels = labels_of(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
-    kind = TextClassifier if POOLED in checkpoint.tensors.entries else Tagger
+    kind, activation = _classifier_of(checkpoint), adapter.pooled_activation
+    if activation is None or not isinstance(encoder.config, EncoderConfig):
+        rule = f"model_type: {adapter.model_type!r} has classifiers that are not read; its encoder is, for embeddings"
+        raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
+    config = ClassifierConfig(encoder=encoder.config, classes=len(labels))
     with init_empty_weights():
-        model = kind(ClassifierConfig(encoder=encoder.config, classes=len(labels)))
+        model = FirstTokenClassifier(config, activation) if kind is FirstTokenClassifier else kind(config)
     model.encoder = encoder
-    _read_head(checkpoint, model)
+    _read_head(checkpoint, {} if kind is Tagger else adapter.head_names, model)
     return model.eval(), labels, tokenizer
+
+
+def _classifier_of(checkpoint: CheckpointFolder) -> type[Classifier]:
+    """The class of the classifier in a folder: by its tensors if it is ours, else by its `architectures`."""
+    if POOLED in checkpoint.tensors.entries:
+        return TextClassifier
+    named = checkpoint.config.get("architectures") or ()
+    return FirstTokenClassifier if any("ForSequence" in str(name) for name in named) else Tagger
 
 
 def _head_of(model: nn.Module) -> dict[str, Tensor]:
@@ -163,30 +187,58 @@ def _save(folder: str | Path, model: Any, head_config: dict[str, Any], tokenizer
         head_config if adapter.model_type == BertAdapter.model_type else {}
     )
     described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
-    body = stored_tensors(encoder.state_dict(), adapter.layout(encoder.config))
+    body = stored_tensors(saved_parameters(encoder), adapter.layout(encoder.config))
     tensors = {f"{adapter.prefix}{name}": tensor for name, tensor in body.items()}
     return write_folder(folder, described, tensors | _head_of(model), dict(tokenizer.files()))
 
 
-def _loaded(folder: str | Path, verify: Verify, device: str) -> tuple[CheckpointFolder, Any, Tokenizer]:
+def _loaded(folder: str | Path, verify: Verify, device: str) -> tuple[CheckpointFolder, EncoderAdapter, Any, Tokenizer]:
     checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))
     encoder = build_encoder(checkpoint, torch.float32)
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
-    return checkpoint, encoder, Tokenizer.from_folder(checkpoint.path, encoder.embedding.weight.shape[0])
+    adapter = encoder_adapter(checkpoint.config.get("model_type"))
+    try:
+        require_allowed(checkpoint.config, adapter.head_values)
+    except InvalidValue as error:
+        raise refused_config(checkpoint.path / "config.json", error, checkpoint.config, {}) from error
+    return checkpoint, adapter, encoder, Tokenizer.from_folder(checkpoint.path, encoder.embedding.weight.shape[0])
 
 
-def _read_head(checkpoint: CheckpointFolder, model: nn.Module) -> None:
+def _stored_name(names: Mapping[str, str], ours: str) -> str:
+    """The name in a checkpoint of a head's parameter, by those of modules."""
+    longest = max((name for name in names if f"{ours}.".startswith(f"{name}.")), key=len, default="")
+    return names.get(longest, "") + ours.removeprefix(longest)
+
+
+def _require_tied(checkpoint: CheckpointFolder, names: Mapping[str, str], embedding: Tensor) -> None:
+    """Raises `CheckpointInvalid` for an unembedding that is not the embedding."""
+    place = _stored_name(names, "cls.predictions.bias").removesuffix(".bias").removesuffix(".decoder")
+    for name in (f"{place}.decoder.weight", f"{place}.weight"):
+        if name in checkpoint.tensors.entries and not torch.equal(checkpoint.tensors[name].to(embedding), embedding):
+            raise CheckpointInvalid.of(checkpoint.path, f"{name!r} is not the embedding, as in the models read here")
+
+
+NONE = re.compile(r"(?!)")
+
+
+def _read_head(
+    checkpoint: CheckpointFolder, names: Mapping[str, str], model: nn.Module, zeros: re.Pattern[str] = NONE
+) -> None:
+    """Read the parameters of a head, which are stored under `names`; those of `zeros` may be left out."""
     problems, found = [], dict[str, Tensor]()
-    for name, parameter in _head_of(model).items():
-        entry = checkpoint.tensors.entries.get(name)
-        if entry is None:
-            problems.append(f"tensor {name!r} is missing")
+    wanted = {_stored_name(names, name): (name, parameter) for name, parameter in _head_of(model).items()}
+    for stored, (name, parameter) in wanted.items():
+        entry = checkpoint.tensors.entries.get(stored)
+        if zeros.search(name) and entry is None:
+            found[name] = torch.zeros(parameter.shape, device=checkpoint.tensors.device)
+        elif entry is None:
+            problems.append(f"tensor {stored!r} is missing")
         elif tuple(entry.shape) != tuple(parameter.shape):
-            problems.append(f"tensor {name!r} has shape {list(entry.shape)}; its model needs {list(parameter.shape)}")
+            problems.append(f"tensor {stored!r} has shape {list(entry.shape)}; its model needs {list(parameter.shape)}")
         else:
-            require_floats(checkpoint.path, checkpoint.tensors.entries, [name])
-            found[name] = checkpoint.tensors[name].to(torch.float32)
+            require_floats(checkpoint.path, checkpoint.tensors.entries, [stored])
+            found[name] = checkpoint.tensors[stored].to(torch.float32)
     if problems:
         raise CheckpointInvalid.of(checkpoint.path, "; ".join(problems))
     model.load_state_dict(found, strict=False, assign=True)

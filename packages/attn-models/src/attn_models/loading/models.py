@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 from attn_core import ModelFamily, installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
-from attn_core.kernels.linear import MOST_BITS
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
 from attn_schema.decoder import DecoderConfig
@@ -42,11 +42,13 @@ from attn_models.adapters.state_dict import (
     saved_parameters,
     stored_tensors,
     stored_type,
+    without_collections,
 )
 from attn_models.attention import layer_attentions
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
-from attn_models.quantization.block_tensor import widen_parameters
+from attn_models.quantization.block_tensor import stays_in_blocks, widen_parameters
+from attn_models.quantization.kept import is_checked, keeping_weights, kept_folder
 from attn_models.quantization.quantize import (
     can_quantize,
     join_projections,
@@ -245,6 +247,7 @@ class LoadedModel:
         return getattr(self.model, "max_encoder_len", None)
 
 
+@without_collections()
 def load_model(
     folder: str | Path,
     dtype: str = AUTO,
@@ -279,36 +282,46 @@ def load_model(
     if name not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     require_quantization(quantization, place.type)
-    checkpoint = read_folder(folder_at(folder), verify=verify, device=place)
+    path = folder_at(folder)
+    kept = kept_folder(path) if prepare is None and place.type == "cpu" else None
+    checkpoint = read_folder(path, verify=verify, nonfinite="allow" if is_checked(kept) else "refuse", device=place)
     if through_transformers(checkpoint.config):
         from attn_models.hf.loading import load_through_transformers
 
-        return _loaded(checkpoint, *load_through_transformers(checkpoint, name, quantization, prepare))
-    in_blocks = prepare is None and _stays_in_blocks(quantization, name, place)
+        model, count = load_through_transformers(checkpoint, name, quantization, prepare)
+        return _loaded(checkpoint, model, count, _tokenizer(checkpoint, model))
+    in_blocks = prepare is None and stays_in_blocks(quantization, name, place.type)
     checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
     # Packing reads each weight once, from the file and in its stored dtype.
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
-    model: Any = build_from(checkpoint, read_as)
+    model = build_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
     if prepare is not None:
         prepare(model)
-    if quantization == "auto":
-        prepack_model(model, read_as)
-        release_read_pages(checkpoint.path)
-    elif quantization is not None:
-        quantize_model(model, quantization, getattr(torch, name))
-    elif joined and can_quantize(model):
-        join_projections(model, read_as)
-    widen_parameters(model, getattr(torch, name))
-    return _loaded(checkpoint, model, count)
+    # Packing leaves the interpreter free.
+    with keeping_weights(kept, checkpoint.tensors), ThreadPoolExecutor(1) as beside:
+        tokenizer = beside.submit(_tokenizer, checkpoint, model)
+        if quantization == "auto":
+            prepack_model(model, read_as)
+            release_read_pages(checkpoint.path)
+        elif quantization is not None:
+            quantize_model(model, quantization, getattr(torch, name))
+        elif joined and can_quantize(model):
+            join_projections(model, read_as)
+        widen_parameters(model, getattr(torch, name))
+    return _loaded(checkpoint, model, count, tokenizer.result())
 
 
-def _loaded(checkpoint: CheckpointFolder, model: Any, count: int) -> LoadedModel:
-    """A model with the other contents of its folder; its tokenizer must fit its embedding."""
-    tokenizer = Tokenizer.from_folder(checkpoint.path, model.vocab_size) if checkpoint.tokenizer else None
+def _tokenizer(checkpoint: CheckpointFolder, model: Any) -> Tokenizer | None:
+    """The tokenizer of a folder, which must fit the model's embedding; None if it has none."""
+    return Tokenizer.from_folder(checkpoint.path, model.vocab_size) if checkpoint.tokenizer else None
+
+
+def _loaded(checkpoint: CheckpointFolder, model: Any, count: int, tokenizer: Tokenizer | None) -> LoadedModel:
+    """A model with the other contents of its folder."""
     return LoadedModel(
         path=checkpoint.path,
         model=model.eval(),
@@ -319,14 +332,6 @@ def _loaded(checkpoint: CheckpointFolder, model: Any, count: int) -> LoadedModel
         parameters=count,
         device=torch.device(checkpoint.tensors.device),
     )
-
-
-def _stays_in_blocks(quantization: str | None, dtype: str, place: torch.device) -> bool:
-    """Whether weights that are stored in quantized blocks are loaded as blocks, for kernels that multiply them."""
-    if place.type not in ("cpu", "cuda"):
-        return False
-    computed = ("float32",) if place.type == "cpu" else ("float32", "bfloat16", "float16")
-    return quantization in MOST_BITS or (quantization == "auto" and dtype in computed)
 
 
 def save_model(

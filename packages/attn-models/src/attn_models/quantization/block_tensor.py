@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from attn_core.kernels.linear import MOST_BITS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from attn_models.weights.block_layouts import BlockLayout
+
+
+def stays_in_blocks(quantization: str | None, dtype: str, device: str) -> bool:
+    """Whether weights that are stored in quantized blocks are loaded as blocks, for kernels that multiply them."""
+    computed = {"cpu": ("float32",), "cuda": ("float32", "bfloat16", "float16")}.get(device, ())
+    return bool(computed) and (quantization in MOST_BITS or (quantization == "auto" and dtype in computed))
 
 
 class BlockTensor(Tensor):

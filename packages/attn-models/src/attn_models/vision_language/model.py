@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.models import PlacedRows
 from torch import Tensor, nn
 
 from attn_models.decoder.decoder import Decoder
@@ -66,7 +67,7 @@ class VisionDecoder(Decoder):
         joined = config.vision.hidden_size * config.scale_factor**2
         self.connector = nn.Linear(joined, config.hidden_size, bias=False)
         self.embedding_size = config.hidden_size
-        self._placed: tuple[Tensor, Tensor] | None = None
+        self._placed: PlacedRows | None = None
         initialise(self.connector)
 
     def image_rows(self, images: Tensor) -> Tensor:
@@ -78,10 +79,9 @@ class VisionDecoder(Decoder):
         return joined
 
     @contextmanager
-    def placing(self, places: Tensor, rows: Tensor) -> Iterator[None]:
-        """A context in which steps use `rows` [places, hidden_size] in place of the embeddings of the tokens at the
-        indices `places` [places], int64."""
-        self._placed = places, rows
+    def placing(self, placed: PlacedRows) -> Iterator[None]:
+        """A context in which steps use these rows as the embeddings of some of their tokens."""
+        self._placed = placed
         try:
             yield
         finally:
@@ -97,7 +97,7 @@ class VisionDecoder(Decoder):
         if len(rows) != len(places):
             allowed = f"{len(places)}, as many as image tokens ({self.config.image_token_id}) in the prompt"
             raise InvalidValue.of("rows", len(rows), allowed)
-        with self.placing(places, rows):
+        with self.placing(PlacedRows(places, rows)):
             return self.hidden(tokens[None])[0]
 
     def embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
@@ -105,6 +105,5 @@ class VisionDecoder(Decoder):
         hidden = super().embed(tokens, positions, longest)
         if self._placed is None:
             return hidden
-        places, rows = self._placed
-        flat = hidden.flatten(0, -2).index_copy(0, places, rows.to(hidden))
+        flat = hidden.flatten(0, -2).index_copy(0, self._placed.places, self._placed.rows.to(hidden))
         return flat.view(hidden.shape)

@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
+from attn_core.models import PromptEmbeddings
 from attn_schema import IMAGE_PLACE
 from torch import Tensor
 
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import Message
 from attn_models.tokenizers.tokenizer import NO_VALUES
-from attn_models.vision_language.config import VisionDecoderConfig
 from attn_models.vision_language.images import TileReader, Tiles
+from attn_models.vision_language.model import VisionDecoder
 
 IMAGE_DELIMITER, GLOBAL_IMAGE = "<fake_token_around_image>", "<global-img>"
 MOST_IMAGES = 64
 """The largest number of images in one conversation."""
+TILES_AT_ONCE = 4
+"""The number of image tiles that the vision tower processes in one batch."""
 
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """Token ids with the tiles of their images, `pixels` [tiles, 3, side, side], float32, None without images. `places`
-    are the indices of image tokens, in order. Prompts with equal ids and `key` have the same images."""
+    """Token ids, and the `inputs` of the vision tower for their images, by name, None without images. Prompts with
+    equal ids and `key` have the same images."""
 
     token_ids: tuple[int, ...]
-    places: tuple[int, ...] = ()
-    pixels: Tensor | None = None
+    inputs: Mapping[str, Tensor] | None = None
     key: str = ""
 
 
-class ImagePrompts:
-    """Encodes conversations with images in the format of SmolVLM's training; raises `Incompatible` for a vocabulary
-    without the tokens around images."""
+class ImagePrompts(ABC):
+    """Encodes conversations with images for a model, and computes what its images give its prompts."""
 
-    def __init__(self, tokenizer: Tokenizer, config: VisionDecoderConfig, reader: TileReader) -> None:
-        missing = [token for token in (IMAGE_DELIMITER, GLOBAL_IMAGE) if tokenizer.id(token) is None]
-        if missing:
-            raise Incompatible(f"the tokenizer lacks {', '.join(missing)}, which delimit images")
+    in_parts = True
+    """Whether the chat template gets contents as lists of parts, see `Tokenizer.render_chat`."""
+
+    def __init__(self, tokenizer: Tokenizer, image_token_id: int) -> None:
         self._tokenizer = tokenizer
-        self._config = config
-        self._reader = reader
-        self._image = tokenizer.token(config.image_token_id)
+        self._image_token_id = image_token_id
 
+    @abstractmethod
     def encode(
         self, messages: Sequence[Message], images: Sequence[Sequence[bytes]], values: Mapping[str, Any] = NO_VALUES
     ) -> ImagePrompt:
@@ -54,18 +55,12 @@ class ImagePrompts:
         `Tokenizer.render_chat`.
 
         Raises the errors of `with_places` and of the chat template, `InvalidValue` for a file that is not an image;
-        `Incompatible` for a template that leaves images out; `ContextLengthExceeded` as soon as the images exceed the
-        context, before the remaining ones are read.
+        `Incompatible` for a template that leaves images out; `ContextLengthExceeded` for more than the context.
         """
-        data = [one for each in images for one in each]
-        ids = self._tokenizer.encode_chat(self.with_places(messages, images), values, images=True)
-        shown = ids.count(self._config.image_token_id)
-        if shown != len(data):
-            raise Incompatible(f"the chat template renders {shown} of {len(data)} images")
-        if not data:
-            return ImagePrompt(tuple(ids))
-        key = hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in data)).hexdigest()
-        return self._expanded(ids, data, key)
+
+    @abstractmethod
+    def embeddings(self, prompt: ImagePrompt) -> PromptEmbeddings | None:
+        """What the images of a prompt give it; None without images."""
 
     def with_places(self, messages: Sequence[Message], images: Sequence[Sequence[bytes]]) -> list[dict[str, Any]]:
         """The messages with an `IMAGE_PLACE` in the content for each image; added before a content that has none.
@@ -82,13 +77,55 @@ class ImagePrompts:
 
     def require_none(self, token_ids: Sequence[int]) -> None:
         """Raise `InvalidValue` for an image token in a prompt without images."""
-        if self._config.image_token_id in token_ids:
-            place = list(token_ids).index(self._config.image_token_id)
+        if self._image_token_id in token_ids:
+            place = list(token_ids).index(self._image_token_id)
             allowed = "other tokens: images come with the messages of a conversation"
-            raise InvalidValue.of(f"prompt.token_ids[{place}]", self._image, allowed)
+            raise InvalidValue.of(f"prompt.token_ids[{place}]", self._tokenizer.token(self._image_token_id), allowed)
+
+
+def key_of(images: Sequence[Sequence[bytes]], tokens: Sequence[int] = ()) -> str:
+    """The `key` of prompts with these images, and of tokens that they depend on besides."""
+    digests = [hashlib.sha256(one).digest() for each in images for one in each]
+    return hashlib.sha256(b"".join(digests) + repr(list(tokens)).encode()).hexdigest()
+
+
+class TilePrompts(ImagePrompts):
+    """Encodes conversations with images in the format of SmolVLM's training; raises `Incompatible` for a vocabulary
+    without the tokens around images."""
+
+    def __init__(self, tokenizer: Tokenizer, model: VisionDecoder, reader: TileReader) -> None:
+        missing = [token for token in (IMAGE_DELIMITER, GLOBAL_IMAGE) if tokenizer.id(token) is None]
+        if missing:
+            raise Incompatible(f"the tokenizer lacks {', '.join(missing)}, which delimit images")
+        super().__init__(tokenizer, model.config.image_token_id)
+        self._model = model
+        self._config = model.config
+        self._reader = reader
+        self._image = tokenizer.token(self._image_token_id)
+
+    def encode(
+        self, messages: Sequence[Message], images: Sequence[Sequence[bytes]], values: Mapping[str, Any] = NO_VALUES
+    ) -> ImagePrompt:
+        """See `ImagePrompts.encode`; images beyond the context are not read."""
+        data = [one for each in images for one in each]
+        ids = self._tokenizer.encode_chat(self.with_places(messages, images), values, images=True)
+        shown = ids.count(self._image_token_id)
+        if shown != len(data):
+            raise Incompatible(f"the chat template renders {shown} of {len(data)} images")
+        return self._expanded(ids, data, key_of(images)) if data else ImagePrompt(tuple(ids))
+
+    @torch.inference_mode()
+    def embeddings(self, prompt: ImagePrompt) -> PromptEmbeddings | None:
+        """See `ImagePrompts.embeddings`."""
+        if prompt.inputs is None:
+            return None
+        pixels, device = prompt.inputs["pixels"], self._model.connector.weight.device
+        parts = [self._model.image_rows(some.to(device)) for some in torch.split(pixels, TILES_AT_ONCE)]
+        places = tuple(place for place, token in enumerate(prompt.token_ids) if token == self._image_token_id)
+        return PromptEmbeddings(places, torch.cat(parts).flatten(0, 1), prompt.key)
 
     def _expanded(self, ids: Sequence[int], data: Sequence[bytes], key: str) -> ImagePrompt:
-        image, context = self._config.image_token_id, self._config.max_seq_len
+        image, context = self._image_token_id, self._config.max_seq_len
         found, pixels = list[int](), list[Tensor]()
         for token in ids:
             if token != image:
@@ -99,8 +136,7 @@ class ImagePrompts:
             if len(found) > context:
                 raise ContextLengthExceeded.of(len(found), 0, context)
             pixels.append(tiles.pixels)
-        places = tuple(place for place, token in enumerate(found) if token == image)
-        return ImagePrompt(tuple(found), places, torch.cat(pixels), key)
+        return ImagePrompt(tuple(found), {"pixels": torch.cat(pixels)}, key)
 
     def _text(self, tiles: Tiles) -> str:
         """The text that represents an image in a prompt, as in transformers' processor of these models."""

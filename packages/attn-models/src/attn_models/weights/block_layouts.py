@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
@@ -64,19 +62,27 @@ INT4_ZEROS_BYTES = 19
 INT4_ZEROS = BlockLayout(weights="int4_zeros", nbytes=INT4_ZEROS_BYTES, inputs=32, halves=(0,), read=_int4_zeros)
 
 
-def _of_gguf(kind: str, *halves: int) -> BlockLayout:
-    """The layout of a GGUF type, with the sizes and the formula of the gguf library."""
-    number = GGMLQuantizationType[kind]
-    inputs, nbytes = GGML_QUANT_SIZES[number]
-    read = partial(dequantize, qtype=number)
+def gguf_values(rows: Bytes, kind: str) -> Floats:
+    """Convert rows of blocks of the GGUF type `kind` to float32 by the formula of the gguf library.
+
+    Raises `NotImplementedError` for a type that it cannot dequantise.
+    """
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return dequantize(rows, GGMLQuantizationType[kind])
+
+
+def _of_gguf(kind: str, nbytes: int, *halves: int, inputs: int = 32) -> BlockLayout:
+    read = partial(gguf_values, kind=kind)
     return BlockLayout(weights=kind.lower(), nbytes=nbytes, inputs=inputs, halves=halves, read=read)
 
 
 GGUF_LAYOUTS: Mapping[str, BlockLayout] = {
-    "Q8_0": _of_gguf("Q8_0", 0),
-    "Q4_0": _of_gguf("Q4_0", 0),
-    "Q4_1": _of_gguf("Q4_1", 0, 2),
-    "Q4_K": _of_gguf("Q4_K", 0, 2),
-    "Q6_K": _of_gguf("Q6_K", 208),
+    "Q8_0": _of_gguf("Q8_0", 34, 0),
+    "Q4_0": _of_gguf("Q4_0", 18, 0),
+    "Q4_1": _of_gguf("Q4_1", 20, 0, 2),
+    "Q4_K": _of_gguf("Q4_K", 144, 0, 2, inputs=256),
+    "Q6_K": _of_gguf("Q6_K", 210, 208, inputs=256),
 }
 """Layouts by the name of a tensor's type in a GGUF file."""

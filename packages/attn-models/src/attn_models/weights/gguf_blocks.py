@@ -57,6 +57,6 @@ class Gguf(StoredFormat):
         from attn_models.quantization.block_tensor import BlockTensor
 
         ((kind, blocks),) = parts.items()
-        if not GGUF_LAYOUTS[kind].is_finite(blocks):
+        if self.nonfinite == "refuse" and not GGUF_LAYOUTS[kind].is_finite(blocks):
             raise self.fail(name, "holds NaN or infinity")
         return BlockTensor(blocks, GGUF_LAYOUTS[kind])

@@ -17,12 +17,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from attn_core.errors import AttnError, CheckpointInvalid
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
-from attn_models.weights.block_layouts import GGUF_LAYOUTS, BlockLayout
+from attn_models.weights.block_layouts import GGUF_LAYOUTS, BlockLayout, gguf_values
 from attn_models.weights.gguf_architectures import SCALED, Part, Placement, scale_of
 from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
 from attn_models.weights.safetensors_files import WEIGHTS_NAME
@@ -133,7 +131,7 @@ def dequantised(header: GgufHeader, tensor: GgufTensor, expert: int | None = Non
     """
     rows, read = raw_rows(tensor, expert), READERS.get(tensor.type)
     try:
-        values = dequantize(rows, GGMLQuantizationType[tensor.type]) if read is None else read(rows)
+        values = gguf_values(rows, tensor.type) if read is None else read(rows)
     except NotImplementedError as error:
         raise CheckpointInvalid.of(
             header.path, f"tensor {tensor.name!r}: type {tensor.type} is not a type of weights"

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
 from attn_models.weights.gguf_architectures import (
     GgufArchitecture,
@@ -112,6 +111,8 @@ class GgufFamily:
         with init_empty_weights():
             model = adapter.build(decoder)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
         architecture = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == self.name)
         names = get_tensor_name_map(architecture, decoder.num_layers)
         layout, found = adapter.layout(decoder), []

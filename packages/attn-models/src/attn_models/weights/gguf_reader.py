@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 Scalar = bool | int | float | str
 Value = Scalar | tuple[Any, ...]
@@ -202,7 +202,14 @@ ALIGNMENTS = tuple(1 << power for power in range(3, 17))
 
 _SMALLEST_ENTRY = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
-_TYPES = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+
+
+@cache
+def _types() -> dict[int, tuple[str, int, int]]:
+    """The name, the weights of a block and its bytes of each type of the gguf library, by its number."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    return {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
 
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -320,9 +327,9 @@ def _tensor(cursor: Cursor, name: str, alignment: int) -> GgufTensor:
         if not 1 <= elements <= MOST_ELEMENTS:
             raise cursor.fail(f"tensor {name!r} of shape {sizes} is empty or beyond {MOST_ELEMENTS} elements")
     kind = cursor.unsigned(4, f"the type of {name!r}")
-    if kind not in _TYPES:
+    if kind not in _types():
         raise cursor.fail(f"tensor {name!r} has the unknown type {kind}")
-    type_name, block, block_bytes = _TYPES[kind]
+    type_name, block, block_bytes = _types()[kind]
     if sizes[0] % block:
         raise cursor.fail(f"tensor {name!r} has rows of {sizes[0]}, not a multiple of {type_name}'s {block}")
     offset = cursor.unsigned(8, f"the offset of {name!r}")

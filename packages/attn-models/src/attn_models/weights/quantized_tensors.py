@@ -68,6 +68,7 @@ class DequantizedTensors(LazyTensors):
         self._inner = checkpoint.tensors
         self._path, self._format = checkpoint.path, stored
         self.nonfinite, self.device = self._inner.nonfinite, self._inner.device
+        self.addresses = self._inner.addresses
         self._in_blocks = in_blocks and torch.device(self.device).type in stored.devices
         stored.open(self._inner)
         weights = stored.weights(self._inner.entries)

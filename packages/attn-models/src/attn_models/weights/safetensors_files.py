@@ -129,7 +129,8 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
 
     For another device each tensor is copied from the mapped file when it is read, so that the host's memory never holds
     the whole model. `entries` gives shapes and dtypes without reading tensors. `tensors[name]` raises CheckpointInvalid
-    for a tensor with NaN or infinity, unless `nonfinite` is "allow", and KeyError for an unknown name.
+    for a tensor with NaN or infinity, unless `nonfinite` is "allow", and KeyError for an unknown name. `addresses` has
+    the names of the tensors that were read by the addresses at which they are mapped.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
         self.entries: dict[str, TensorEntry] = {}
         self._file_of: dict[str, Path] = {}
         self._handles: dict[Path, Any] = {}
+        self.addresses: dict[int, str] = {}
         for path, entries in files.items():
             self._handles[path] = _opened(path)
             self.entries.update(entries)
@@ -156,6 +158,7 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
             raise CheckpointInvalid.of(path, f"tensor {name!r} cannot be read: {error}") from error
         if self.nonfinite == "refuse" and not is_finite(tensor):
             raise CheckpointInvalid.of(path, f"tensor {name!r} holds NaN or infinity")
+        self.addresses[tensor.data_ptr()] = name
         return tensor.to(self.device)
 
     def saved_bytes(self, dtype: torch.dtype) -> int:  # noqa: ARG002 -- floating-point weights save nothing

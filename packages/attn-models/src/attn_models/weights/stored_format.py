@@ -43,8 +43,9 @@ class StoredFormat(ABC):
         self.path = path
         require_known({key: value for key, value in config.items() if not NOTES.fullmatch(key)}, self.allowed, path)
 
-    def open(self, tensors: LazyTensors) -> None:  # noqa: B027 -- most formats have sizes in headers alone
+    def open(self, tensors: LazyTensors) -> None:
         """Read what the format keeps in values, before the methods below are called."""
+        self.nonfinite = tensors.nonfinite
 
     @abstractmethod
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:

@@ -91,7 +91,7 @@ def test_a_folder_comes_back_with_or_without_a_prefix_and_heads(encoder, folder)
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"model_type": "llama"}, UnknownName, "bert"),
+        ({"model_type": "llama"}, UnknownName, "llama"),
         ({"hidden_act": "tanh"}, CheckpointInvalid, "hidden_act"),
         ({"position_embedding_type": "relative_key"}, CheckpointInvalid, "position_embedding_type"),
         ({"is_decoder": True}, CheckpointInvalid, "is_decoder"),

@@ -60,7 +60,7 @@ def test_what_fits_is_registered_and_nothing_else(names):
     assert {"attn:mha", "attn:gqa", "attn:sparsemax", "attn:sliding_window", "attn:alibi", "attn:softmax_one"} <= set(
         names
     )
-    assert not {"attn:cross", "attn:qk_norm", "attn:linear", "attn:general", "attn:mqa", "attn:mla"} & set(names)
+    assert not {"attn:cross", "attn:qk_norm", "attn:linear", "attn:mla"} & set(names)
 
 
 @pytest.mark.parametrize("mechanism", ["gqa", "sparsemax", "sliding_window", "softmax_one", "sigmoid", "soft_cap"])
@@ -234,8 +234,6 @@ def test_options_and_names_are_the_users():
         hf.register_mechanism("sliding_window", {"window": 0})
     with pytest.raises(UnknownName, match="sparsemax"):
         hf.register_mechanism("sparsmax")
-    with pytest.raises(Incompatible, match="learned weights"):
-        hf.register_mechanism("qk_norm")
     with pytest.raises(Incompatible, match="cannot name"):
         hf.register_mechanism("mha", name="someone/attention")
 
@@ -243,8 +241,10 @@ def test_options_and_names_are_the_users():
 @pytest.mark.parametrize(
     ("mechanism", "said"),
     [
+        ("qk_norm", "normalises queries and keys before rotary positions"),
+        ("gated", "needs hidden states"),
         ("nope", "does not support rotary positions, which models apply before"),
-        ("positions_added", "does not support rotary positions, which models apply before"),
+        ("positions_added", "computes more than its score, mask and distribution"),
         ("dependency_depth", "computes more than its score, mask and distribution"),
     ],
 )

@@ -13,7 +13,7 @@ from attn_models.loading import load_model, save_model
 from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
 from attn_models.vision_language.images import TileReader, read_tile_reader
 from attn_models.vision_language.model import VisionDecoder
-from attn_models.vision_language.prompts import MOST_IMAGES, ImagePrompts
+from attn_models.vision_language.prompts import MOST_IMAGES, TilePrompts
 from attn_schema import IMAGE_PLACE
 
 transformers = pytest.importorskip("transformers")
@@ -160,7 +160,7 @@ def folder(tmp_path):
 @pytest.fixture
 def prompts(folder):
     loaded = load_model(folder)
-    return ImagePrompts(loaded.tokenizer, loaded.config, read_tile_reader(folder, SIDE))
+    return TilePrompts(loaded.tokenizer, loaded.model, read_tile_reader(folder, SIDE))
 
 
 def test_prompts_are_those_of_transformers(prompts, folder):
@@ -193,15 +193,15 @@ def test_prompts_are_those_of_transformers(prompts, folder):
         [[first], [], [second]],
     )
     assert list(ours.token_ids) == wanted["input_ids"][0].tolist()
-    assert torch.equal(ours.pixels, wanted["pixel_values"][0])
-    assert len(ours.places) == 4 * len(ours.pixels)
+    assert torch.equal(ours.inputs["pixels"], wanted["pixel_values"][0])
+    assert len(prompts.embeddings(ours).places) == 4 * len(ours.inputs["pixels"])
 
 
 def test_a_person_cannot_write_the_tokens_that_stand_for_images(prompts):
     spelled = "<image><fake_token_around_image><global-img>"
     found = prompts.encode([{"role": "user", "content": spelled}], [[]])
-    assert found.pixels is None
-    assert found.places == ()
+    assert found.inputs is None
+    assert prompts.embeddings(found) is None
 
 
 def test_wrong_images_and_places_are_refused(prompts):
@@ -227,7 +227,7 @@ def test_a_template_that_shows_no_images_and_a_vocabulary_without_their_tokens_a
     loaded = load_model(folder)
     reader = read_tile_reader(folder, SIDE)
     loaded.tokenizer.settings.__dict__["chat_template"] = "{{ messages[0]['content'][-1]['text'] }}"
-    blind = ImagePrompts(loaded.tokenizer, loaded.config, reader)
+    blind = TilePrompts(loaded.tokenizer, loaded.model, reader)
     with pytest.raises(Incompatible, match="renders 0 of 1 images"):
         blind.encode([{"role": "user", "content": "x"}], [[picture(1)]])
 

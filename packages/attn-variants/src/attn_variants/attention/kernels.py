@@ -258,14 +258,19 @@ class PagedKernels:
         self._operation: Operation[Any] = Operation(
             installed().kernels, PagedAttendKernel, partial(paged_problem, spec)
         )
+        # The kinds of queries for which no kernel reads any form: looked up once, not in every step.
+        self._gathered: set[tuple[torch.dtype, torch.device]] = set()
 
     def in_place_attention(self, query: Tensor, view: Any) -> InPlaceAttention | None:
         """The rows of a view in place, for queries of this dtype and device; None if no kernel reads them in place.
 
         Raises `NotGraphSafe` if the kernel cannot read them in a step that is recorded as a graph.
         """
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        kind = query.dtype, query.device
+        if kind in self._gathered or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
+        if not any(self.kernel(query, form) for form in self._forms):
+            self._gathered.add(kind)
         for method, forms in (("in_place", PLAIN), ("coded_in_place", CODED)):
             # Checked before calling the view, as usually no kernel supports the form.
             if not any(self.kernel(query, form) for form in forms) or not hasattr(view, method):

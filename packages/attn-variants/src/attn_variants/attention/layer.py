@@ -229,6 +229,12 @@ class SpecLayer(Projections):
         remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
         return remembered
 
+    def prepared(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
+        """Build attention inputs from projected and rotated queries [batch, query, heads, key_size], keys and values of
+        a model that is not ours: normalised, which is only right for a norm that a rotation does not change."""
+        fields = self.cache_fields(key, self._normed(key, "key_gain"), self._normed_value(value))
+        return self.operands(self._normed(query, "query_gain"), fields)
+
     def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
         """Project separate inputs: queries [batch, query_len, hidden_size], keys and values [batch, key_len, ...].
 

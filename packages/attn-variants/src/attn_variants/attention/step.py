@@ -101,12 +101,13 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
         if out is None:
             raise NotGraphSafe(gathers("cached rows"))
         return out
-    starts, others = split_prefills(batch)
+    starts, others = ([], []) if batch.decoding else split_prefills(batch)
     if fresh is None:
         starts, others = [], list(batch.spans())
     out = None
     if in_place is not None:
-        out = in_place.attend(query, batch, layer.part_weights(), [span.request for span in others])
+        asked = range(batch.requests) if batch.decoding else [span.request for span in others]
+        out = in_place.attend(query, batch, layer.part_weights(), asked)
     if out is None and batch.decoding:
         return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
     if out is None:

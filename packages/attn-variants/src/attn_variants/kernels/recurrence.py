@@ -20,7 +20,9 @@ class PlainChunked(RecurrenceKernel):
 
     name = "plain_chunked"
     summary = "linear recurrences in torch, chunk by chunk; accepts everything"
-    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in RecurrenceProblem.defaults()}
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        field: Anything() for field in RecurrenceProblem.defaults() if field != "batch_invariant"
+    }
 
     def cost(self, problem: RecurrenceProblem) -> float:
         """The unit of costs, 1; 2 for a single token, so that `PlainRecurrent` is preferred."""

@@ -207,6 +207,7 @@ class PagesInner(InnerAttention, nn.Module):
     """Each query attends to its own page of `block` keys and to the `top` - 1 earlier ones with the largest bounds."""
 
     computes_itself = True
+    reads_rows = False
 
     def __init__(self, spec: AttentionSpec, *, block: int, top: int) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, LayerState, RaggedBatch
 from attn_core.batch import PagedView, Rows
 from attn_core.joint import weight_of
+from attn_core.kernels.base import batch_invariant
 from torch import Tensor, nn
 
 from attn_variants.attention.kernels import AttentionKernels, InPlaceAttention, PagedKernels
@@ -66,10 +67,11 @@ def attend_new(layer: OverLatents, query: Tensor, fresh: Fields, batch: RaggedBa
 class LatentAttentionLayer(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over inputs of `hidden_size`.
 
-    For whole sequences, latents are expanded to keys and values; steps attend over the latents themselves, with the key
-    matrices absorbed into the queries and the value matrices into the outputs. Learned: `query`, or `query_down`,
-    `query_norm` and `query_up`; `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up`, `output`. As in DeepSeek's
-    code, only the projections to the latents and the rotary key, and the output, have biases.
+    For whole sequences, latents are expanded to keys and values; steps, and all batch-invariant computations, attend
+    over the latents themselves, with the key matrices absorbed into the queries and the value matrices into the
+    outputs. Learned: `query`, or `query_down`, `query_norm` and `query_up`; `latent`, `latent_norm`, `rotary_key`,
+    `key_up`, `value_up`, `output`. As in DeepSeek's code, only the projections to the latents and the rotary key, and
+    the output, have biases.
     """
 
     read_weights = ("key_up", "value_up")
@@ -117,6 +119,12 @@ class LatentAttentionLayer(nn.Module):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` if a source is
         given.
         """
+        if batch_invariant():
+            refuse_source(source)
+            cos_sin = None if self.rotary is None else cos_sin_to(self.rotary, self.rotated, query.shape[-2], query)
+            operands = self.absorb(self.queries(query, cos_sin), self.memory(query, cos_sin))
+            operands = dataclasses.replace(operands, key_padding_mask=key_padding_mask)
+            return self._out(self.attend_absorbed(with_dropout(operands, self)))
         return self._out(self.attend_expanded(with_dropout(self._operands(query, source, key_padding_mask), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -141,6 +149,8 @@ class LatentAttentionLayer(nn.Module):
 
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
         """Outputs [batch, tokens, heads, value] of the start of a sequence, by the expanded computation."""
+        if batch_invariant():
+            return self.attend_absorbed(self.absorb(query, (fresh["latent"], fresh["rotary_key"])))
         return self.attend_expanded(self.expand(query, (fresh["latent"], fresh["rotary_key"])))
 
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.kernels.base import batch_invariant
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
@@ -116,9 +117,7 @@ class NtmLayer(nn.Module):
             ]
             out = torch.cat([rows.flatten(0, 1) for rows, _ in runs])
             machine = NtmState(*(torch.cat(fields) for fields in zip(*(after for _, after in runs), strict=True)))
-        origin = self._started(*(torch.zeros_like(field) for field in machine))
-        changed = {name: getattr(machine, name) - getattr(origin, name) for name in NtmState._fields}
-        kept = state["machine"].read()
+        changed, kept = self._changed(machine)._asdict(), state["machine"].read()
         state["machine"].write({name: field.to(kept[name].dtype) for name, field in changed.items()})
         return self._out(out.flatten(0, -2), query, None)
 
@@ -126,6 +125,11 @@ class NtmLayer(nn.Module):
         """Add the initial state, the learned memory with all heads at slot 0, to stored differences."""
         first = one_hot(torch.zeros_like(reading[..., 0], dtype=torch.int64), self.slots).to(reading.dtype)
         return NtmState(memory + self.start.to(memory.dtype), reading + first, writing + first, read)
+
+    def _changed(self, machine: NtmState) -> NtmState:
+        """The differences of a state from the initial one."""
+        origin = self._started(*(torch.zeros_like(field) for field in machine))
+        return NtmState(*(now - first for now, first in zip(machine, origin, strict=True)))
 
     def _unread(self, like: Tensor) -> Tensor:
         return wide(like).new_zeros(like.shape[0], self.heads, self.size)
@@ -135,6 +139,8 @@ class NtmLayer(nn.Module):
         the state after them."""
         out = []
         for token in range(rows.shape[1]):
+            if token and batch_invariant():  # rounded as where a step ends
+                machine = self._started(*self._changed(machine))
             seen = torch.cat([rows[:, token], machine.read.flatten(1).to(rows.dtype)], dim=-1)
             control = torch.tanh(self.controller(seen))
             after = self._updated(control, machine)

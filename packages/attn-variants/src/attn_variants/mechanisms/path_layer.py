@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, Heads, InnerAttention
+from attn_core.kernels.base import batch_invariant
 from attn_core.masking import LOWEST, allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
@@ -196,7 +197,7 @@ class PathInner(InnerAttention, nn.Module):
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
         has_positions = operands.query_positions is not None or operands.key_positions is not None
-        if not has_positions and operands.query.shape[1] == operands.key.shape[1]:
+        if not has_positions and operands.query.shape[1] == operands.key.shape[1] and not batch_invariant():
             return self.whole(operands)
         value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
         out = self.weights(rows, operands, attend) @ value

@@ -11,7 +11,7 @@ from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, Mecha
 from attn_core.checks import require_flag, require_number, require_whole
 from attn_core.modifiers import Alibi, RelativeBias, RelativeKeys, RelativeValues, T5Bias
 from attn_core.rotary import rotary_scaling
-from attn_core.scores import Dot
+from attn_core.scores import Dot, ScaledDot
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, self_mask
 
@@ -115,11 +115,12 @@ class AttentionWithLinearBiases(DeclaredMechanism):
 
 
 class T5Attention(DeclaredMechanism):
-    """Unscaled dot products plus a learned bias per head and bucket of distances; needs no other position encoding."""
+    """Dot products, unscaled as T5's unless `scaled`, plus a learned bias per head and bucket of distances; needs no
+    other position encoding."""
 
     name = "t5_bias"
     summary = "a learned bias per head and bucket of distances"
-    used_by = ("T5",)
+    used_by = ("T5", "MPNet")
     paper = Paper(
         title="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
         authors="Raffel et al.",
@@ -132,13 +133,15 @@ class T5Attention(DeclaredMechanism):
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
         """Half of the `buckets` of each direction hold one distance each, the others growing ranges of distances up to
-        `max_distance`."""
+        `max_distance`; with `scaled`, products are divided by √head_dim (MPNet)."""
 
         buckets: int = 32
         max_distance: int = 128
+        scaled: bool = False
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            require_flag("scaled", self.scaled)
             require_whole("buckets", self.buckets, ge=1, unit="buckets")
             require_whole("max_distance", self.max_distance, ge=1, unit="positions")
             T5Bias(buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal)
@@ -147,7 +150,7 @@ class T5Attention(DeclaredMechanism):
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
         options = self.Config.of(config)
         bias = T5Bias(buckets=options.buckets, max_distance=options.max_distance, bidirectional=not config.causal)
-        return self_attention(config, score=Dot(), modifiers=(bias,))
+        return self_attention(config, score=ScaledDot() if options.scaled else Dot(), modifiers=(bias,))
 
 
 class RelativeBiasAttention(DeclaredMechanism):

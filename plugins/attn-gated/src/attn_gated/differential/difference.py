@@ -20,6 +20,7 @@ class Difference(InnerAttention, nn.Module):
     Learned: `lambdas` [4, size] (λ_q1, λ_k1, λ_q2, λ_k2, drawn from N(0, 0.1²)) and `norm` (`nn.RMSNorm` of 2 size).
     """
 
+    reads_rows = False
     no_weight_decay: ClassVar[tuple[str, ...]] = ("lambdas",)
     """Parameters of vectors, which are stored in two dimensions."""
 

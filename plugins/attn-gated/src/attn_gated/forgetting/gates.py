@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, Heads, InnerAttention
+from attn_core.kernels.base import batch_invariant
 from attn_core.masking import LOWEST, allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, scaled_dot_product_attention
@@ -60,7 +61,7 @@ class ForgetGates(InnerAttention, nn.Module):
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
         has_positions = operands.query_positions is not None or operands.key_positions is not None
-        if not has_positions and operands.query.shape[1] == operands.key.shape[1]:
+        if not has_positions and operands.query.shape[1] == operands.key.shape[1] and not batch_invariant():
             return from_the_start(self.spec.heads, operands, gate_sums(operands))
         value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
         out = self.weights(rows, operands, attend) @ value

@@ -70,32 +70,36 @@ class GatedDeltaNet(ComputedMechanism):
         """A new `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for a config that it does not support."""
         from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
 
-        return GatedDeltaLayer(GatedDeltaConfig.of(config))
+        return GatedDeltaLayer(self.Config.of(config))
 
     def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
-        """The sizes of queries, keys and values in `filters`, the convolution that they share."""
-        sizes = GatedDeltaConfig.of(config).sizes
-        return {"filters": (sizes.into, sizes.into, sizes.out)}
+        """The sizes of queries, keys and values in `filters`, the convolution that they share; with several writes,
+        those of each, also in the layers of keys, values and strengths."""
+        sizes = self.Config.of(config).sizes
+        keys, values = (sizes.into,) * sizes.writes, (sizes.out,) * sizes.writes
+        several = {"key": keys, "value": values, "strength": (sizes.heads,) * sizes.writes} if sizes.writes > 1 else {}
+        layers = {f"{name}.{part}": of_writes for name, of_writes in several.items() for part in ("weight", "bias")}
+        return {"filters": (sizes.into, *keys, *values), **layers}
 
     def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
         """The option `key_heads` for a rank, which has an equal share of them.
 
         Raises `InvalidValue` if the ranks do not divide `key_heads`.
         """
-        shared = GatedDeltaConfig.of(config).key_heads
+        shared = self.Config.of(config).key_heads
         if shared is not None and shared % ranks:
             raise InvalidValue.of("tp", ranks, f"a divisor of the {shared} key_heads of mechanism {self.name!r}")
         return {} if shared is None else {"key_heads": shared // ranks}
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """The recurrence that kernels may compute in place of the layer."""
-        heads, _, key, value = GatedDeltaConfig.of(config).sizes
-        layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
+        sizes = self.Config.of(config).sizes
+        layout = Heads(query=sizes.heads, key_value=sizes.heads, key_size=sizes.key, value_size=sizes.value)
         return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
 
     def recurrent_step(self, config: MechanismConfig) -> RecurrentStepSpec | None:
         """The decode step that kernels may compute with in-place update of the states."""
-        return GatedDeltaConfig.of(config).step
+        return self.Config.of(config).step
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """The recurrence, by a kernel only if it costs less than the layer's own plain computation."""
@@ -103,7 +107,7 @@ class GatedDeltaNet(ComputedMechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix per head in float32, and the last inputs of the convolution in the model's dtype."""
-        own = GatedDeltaConfig.of(config)
+        own = self.Config.of(config)
         sizes = own.sizes
         memory = {"S": Field((sizes.heads, sizes.key, sizes.value), dtype="float32")}
         if own.taps > 1:
@@ -112,13 +116,13 @@ class GatedDeltaNet(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections and the chunked rule as torch counts it: matrix products, no triangular solves."""
-        own = GatedDeltaConfig.of(config)
+        own = self.Config.of(config)
         sizes = own.sizes
-        heads, _, key, value = sizes
-        weights = own.hidden_size * (sizes.channels + 2 * sizes.out + 2 * heads)
-        whole, rest = divmod(shape.query, own.chunk)
+        heads, _, key, value, writes = sizes
+        weights = own.hidden_size * (sizes.channels + 2 * sizes.out + (1 + writes) * heads)
+        whole, rest = divmod(shape.query * writes, own.chunk)
         pairs = 2 * (whole * own.chunk**2 + rest**2) * (2 * key + value)
-        memory = 3 * 2 * shape.query * key * value
+        memory = 3 * 2 * shape.query * writes * key * value
         projected = shape.batch * shape.query * 2 * weights
         return Cost(
             flops=projected + shape.batch * heads * (pairs + memory),

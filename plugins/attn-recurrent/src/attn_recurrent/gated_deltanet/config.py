@@ -14,27 +14,29 @@ from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
 
 class Sizes(NamedTuple):
-    """`heads` memories of `key` times `value` elements each, and `key_heads` queries and keys of `key` elements."""
+    """`heads` memories of `key` times `value` elements each, and `key_heads` queries and keys of `key` elements; with
+    several `writes` a token has so many keys and values."""
 
     heads: int
     key_heads: int
     key: int
     value: int
+    writes: int = 1
 
     @property
     def into(self) -> int:
-        """The number of elements of all queries of a token, which is also that of its keys."""
+        """The number of elements of all queries of a token, and of the keys of one write."""
         return self.key_heads * self.key
 
     @property
     def out(self) -> int:
-        """The number of elements of all values of a token."""
+        """The number of elements of the values of one write."""
         return self.heads * self.value
 
     @property
     def channels(self) -> int:
         """The number of elements of all queries, keys and values of a token."""
-        return 2 * self.into + self.out
+        return self.into + self.writes * (self.into + self.out)
 
 
 def gated_delta_step(sizes: Sizes, taps: int) -> RecurrentStepSpec:
@@ -83,6 +85,11 @@ class GatedDeltaConfig(MechanismConfig):
         require_flag("allow_neg_eigval", self.allow_neg_eigval)
 
     @property
+    def writes(self) -> int:
+        """The number of keys and values of a token."""
+        return 1
+
+    @property
     def step(self) -> RecurrentStepSpec | None:
         """The decode step that kernels may compute; None if strengths are doubled, which no kernel does."""
         return None if self.allow_neg_eigval else gated_delta_step(self.sizes, self.taps)
@@ -91,4 +98,4 @@ class GatedDeltaConfig(MechanismConfig):
     def sizes(self) -> Sizes:
         """The numbers and sizes of heads."""
         size = self.head_layout.key_size
-        return Sizes(self.num_heads, self.key_heads or self.num_heads, size, self.value_size or size)
+        return Sizes(self.num_heads, self.key_heads or self.num_heads, size, self.value_size or size, self.writes)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from attn_core import LayerState, RaggedBatch, installed
 from attn_core.batch import SlotsInPlace
+from attn_core.errors import Incompatible
 from attn_core.kernels.linear import Pack
 from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_core.kernels.recurrent_step import (
@@ -20,7 +21,7 @@ from attn_core.kernels.recurrent_step import (
 )
 from attn_core.masking import wide
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 from attn_recurrent.gated_deltanet.rule import Rule, by_chunks, weights
@@ -74,7 +75,14 @@ class GatedDeltaLayer(nn.Module):
     Learned: `query`, `key`, `value`, `gate`, `fade` (decay), `strength` (β), `output` (`nn.Linear`), `filters`
     [channels, taps], with the newest token last, `rate` [heads], as natural logarithms, `fade_bias` [heads] and `norm`
     [value_size].
+
+    With several writes a token has so many keys, values and strengths: it is as many tokens to the rule, the first of
+    which decays, and the last of which is read.
     """
+
+    gating = staticmethod(silu)
+    chunked = staticmethod(by_chunks)
+    effective = staticmethod(weights)
 
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__()
@@ -86,11 +94,11 @@ class GatedDeltaLayer(nn.Module):
         self.step_spec = config.step
         self.joint: Joint | None = None
         self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
-        self.key = nn.Linear(hidden_size, sizes.into, bias=bias)
-        self.value = nn.Linear(hidden_size, sizes.out, bias=bias)
+        self.key = nn.Linear(hidden_size, sizes.writes * sizes.into, bias=bias)
+        self.value = nn.Linear(hidden_size, sizes.writes * sizes.out, bias=bias)
         self.gate = nn.Linear(hidden_size, sizes.out, bias=False)
         self.fade = nn.Linear(hidden_size, sizes.heads, bias=False)
-        self.strength = nn.Linear(hidden_size, sizes.heads, bias=False)
+        self.strength = nn.Linear(hidden_size, sizes.writes * sizes.heads, bias=False)
         self.output: nn.Module = nn.Linear(sizes.out, hidden_size, bias=bias)
         self.filters = nn.Parameter(torch.empty(sizes.channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
         self.rate = nn.Parameter(torch.empty(sizes.heads).uniform_(0.01, 16).log())
@@ -108,9 +116,14 @@ class GatedDeltaLayer(nn.Module):
         return self._out(self._read(rule, self._empty(rule), query)[0], projected.gate, query.dtype)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The effective weights [batch, heads, query, key] of the values in each head's output, before its norm."""
+        """The effective weights [batch, heads, query, key] of the values in each head's output, before its norm.
+
+        Raises `Incompatible` where a token has several values.
+        """
+        if self.sizes.writes > 1:
+            raise Incompatible(f"a token has {self.sizes.writes} values, whose weights are not one number")
         refuse_source(source, "gated_deltanet")
-        return weights(self._rule(self._projected(query), key_padding_mask, None)[0])
+        return self.effective(self._rule(self._projected(query), key_padding_mask, None)[0])
 
     def join(self, pack: Pack) -> None:
         """Join all layers that read the input to one matrix of floats, so that no format rounds their outputs."""
@@ -179,12 +192,15 @@ class GatedDeltaLayer(nn.Module):
         """The result of `by_chunks`, computed by a kernel if that is faster; `rows` [batch, tokens, hidden_size] are
         the layer's input.
         """
+        if self.sizes.writes > 1:
+            out, memory = self.chunked(rule, memory, self.chunk)
+            return out[:, :, self.sizes.writes - 1 :: self.sizes.writes], memory
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
         steps = Steps(query, key, value, decay, strength[..., 0])
         single = rows.shape[1] == 1
         found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=1.0)
         if found is None:
-            return by_chunks(rule, memory, self.chunk)
+            return self.chunked(rule, memory, self.chunk)
         out, memory = found
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
@@ -193,14 +209,27 @@ class GatedDeltaLayer(nn.Module):
         mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
         mixed, tail = convolved(mixed, self.filters, None, tail)
         sizes = self.sizes
-        query, key, value = torch.split(mixed, [sizes.into, sizes.into, sizes.out], dim=-1)
-        query, key = (self._for_each_head(unit(by_heads(part, sizes.key_heads))) for part in (query, key))
+        widths = sizes.into, sizes.writes * sizes.into, sizes.writes * sizes.out
+        query, key, value = torch.split(mixed, widths, dim=-1)
         decay = -wide(self.rate).exp() * softplus(wide(projected.fade) + wide(self.fade_bias))
         strength = wide(projected.strength).sigmoid() * self.strongest
         if key_padding_mask is not None:
             decay, strength = (torch.where(key_padding_mask[..., None], part, 0) for part in (decay, strength))
+        if sizes.writes > 1:
+            key, value, strength = (self._writes(part) for part in (key, value, strength))
+            query = pad(query[:, :, None], (0, 0, sizes.writes - 1, 0)).flatten(1, 2)
+            decay = pad(decay[:, :, None], (0, 0, 0, sizes.writes - 1)).flatten(1, 2)
+        query, key = (self._for_each_head(unit(part)) for part in self._asked(query, key))
         decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))
         return Rule(query * sizes.key**-0.5, key, by_heads(value, sizes.heads), decay, strength), tail
+
+    def _asked(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [batch, key_heads, tokens, key] before they are normalised."""
+        return by_heads(query, self.sizes.key_heads), by_heads(key, self.sizes.key_heads)
+
+    def _writes(self, rows: Tensor) -> Tensor:
+        """The parts of rows [batch, tokens, writes · size] as tokens of their own, [batch, tokens · writes, size]."""
+        return torch.unflatten(rows, -1, (self.sizes.writes, -1)).flatten(1, 2)
 
     def _for_each_head(self, rows: Tensor) -> Tensor:
         """Repeat queries or keys [batch, key_heads, tokens, key] for each head, [batch, heads, tokens, key]."""
@@ -212,7 +241,7 @@ class GatedDeltaLayer(nn.Module):
 
     def _out(self, read: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
         normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.eps) * wide(self.norm)
-        gated = normed.transpose(1, 2).flatten(-2) * silu(wide(gate))
+        gated = normed.transpose(1, 2).flatten(-2) * self.gating(wide(gate))
         projected: Tensor = self.output(gated.to(dtype))
         return projected
 

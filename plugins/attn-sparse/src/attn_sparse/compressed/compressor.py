@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from attn_core import Rotary
-from attn_core.masking import shares, wide
+from attn_core.masking import wide
 from torch import Tensor, nn
 
+from attn_sparse.blocks import mixed
 from attn_sparse.compressed.options import CompressedConfig
 from attn_sparse.dsa.indexer import index_scores, turn
 
@@ -49,9 +50,7 @@ class Compressor(nn.Module):
                 torch.cat([part[:, :-1, :, : self.size], part[:, 1:, :, self.size :]], 2) for part in (value, gate)
             )
             real = torch.cat([real[:, :-1], real[:, 1:]], 2)
-        weights = shares(gate.transpose(-1, -2), real[:, :, None])
-        mixed = (weights * value.transpose(-1, -2)).sum(-1)
-        normed = self.norm(mixed.to(self.norm.weight.dtype))
+        normed = self.norm(mixed(value, gate, real).to(self.norm.weight.dtype))
         places = first[:, None] + torch.arange(normed.shape[1], device=normed.device) * self.every
         turned = self.options.turned(self.size)
         return turn_last(normed[:, :, None], places, self.options.rotary, turned)[:, :, 0]

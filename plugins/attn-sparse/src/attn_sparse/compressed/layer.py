@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from attn_core import Fields, LayerState, RaggedBatch
@@ -14,6 +15,7 @@ from attn_core.masking import shares, wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from attn_sparse.blocks import CompletedBlocks
 from attn_sparse.compressed.compressor import Compressor, EntryIndexer, turn_last
 from attn_sparse.compressed.options import CompressedConfig
 from attn_sparse.dsa.selection import PIECE, choose
@@ -177,39 +179,17 @@ class CompressedLayer(nn.Module):
             found["index"] = self.indexer.compressor(*parts, real, first)
         return found
 
-    def _completed(self, query: Tensor, batch: RaggedBatch, view: object) -> Fields:
+    def _completed(self, query: Tensor, batch: RaggedBatch, view: Any) -> Fields:
         """The entries of the blocks that this step completes, in batch order, from the rows of the state "open"."""
         every = self.options.every or 1
-        spans = batch.new_rows(every)
-        ending = [request for request, blocks in enumerate(spans) if blocks]
-        if not ending:
+        blocks = CompletedBlocks.of(batch, view, every, every * self.options.overlap)
+        if blocks is None:
             sizes = {"entry": self.options.size} | ({} if self.indexer is None else {"index": self.options.index_size})
             return {name: query.new_zeros(0, size) for name, size in sizes.items()}
-        rows: Rows = view.rows(ending)  # type: ignore[attr-defined]
-        before = every * self.options.overlap
-        first = torch.tensor([spans[request].start * every for request in ending], device=query.device)
-        length = max(len(spans[request]) for request in ending) * every + before
-        place = rows.positions - (first - before)[:, None]
-        outside = (place < 0) | (place >= length)
-        if rows.key_padding_mask is not None:
-            outside = outside | ~rows.key_padding_mask
-        place = place.where(~outside, length)
-        real = torch.zeros(len(ending), length + 1, dtype=torch.bool, device=query.device).scatter(1, place, value=True)
-        projected = {
-            name: field.new_zeros(len(ending), length + 1, field.shape[-1]).scatter(
-                1, place[..., None].expand(-1, -1, field.shape[-1]), field
-            )[:, :length]
-            for name, field in rows.fields.items()
-        }
-        mixed = self._mixed(projected, real[:, :length], first)
-        counts = [len(spans[request]) for request in ending]
-        return {
-            name: torch.cat([one[:count] for one, count in zip(fields, counts, strict=True)]).to(query.dtype)
-            for name, fields in mixed.items()
-        }
+        return blocks.in_order(self._mixed(blocks.fields, blocks.real, blocks.first), query.dtype)
 
-    def _cached(self, views: Sequence[object], requests: Sequence[int]) -> tuple[Seen, Seen | None]:
-        found = [Seen.of(view.rows(requests)) for view in views]  # type: ignore[attr-defined]
+    def _cached(self, views: Sequence[Any], requests: Sequence[int]) -> tuple[Seen, Seen | None]:
+        found = [Seen.of(view.rows(requests)) for view in views]
         return found[0], found[1] if len(found) > 1 else None
 
     def _in_pieces(self, asked: Asked, near: Seen, far: Seen | None) -> list[Tensor]:

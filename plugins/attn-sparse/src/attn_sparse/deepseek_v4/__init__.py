@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from attn_core import ModelFamily
+from attn_core.checks import require_whole
+from attn_core.errors import InvalidValue
 
-from attn_sparse.deepseek_v4.config import DeepseekV4Config
+from attn_sparse.streams import StreamConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV4Config(StreamConfig):
+    """A decoder with several residual streams; in the first `num_hash_layers` layers the experts of a token depend on
+    its id alone.
+    """
+
+    num_hash_layers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("num_hash_layers", self.num_hash_layers, ge=0, le=self.num_layers)
+        if self.num_hash_layers and self.num_experts is None:
+            raise InvalidValue.of("num_hash_layers", self.num_hash_layers, "0 in a model without experts")
 
 
 class DeepseekV4Family(ModelFamily):

@@ -12,7 +12,7 @@ from attn_models.adapters.family import SIZES, FamilyAdapter
 from attn_models.adapters.hf_config import Rope, objects_of, one_rope_of, rope_of, rope_parameters
 from attn_models.attention import layer_attentions
 
-from attn_sparse.deepseek_v4.config import DeepseekV4Config
+from attn_sparse.deepseek_v4 import DeepseekV4Config
 
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 RATES = {SPARSE: 4, HEAVY: 128}

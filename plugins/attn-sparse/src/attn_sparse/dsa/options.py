@@ -41,6 +41,11 @@ class DsaConfig(MechanismConfig):
         return self.hidden_size
 
     @property
+    def most(self) -> int:
+        """The largest number of tokens that a query attends to."""
+        return self.top
+
+    @property
     def turned(self) -> int:
         """The number of elements of an index head that rotary positions are applied to."""
         return 0 if self.rotary is None else int(self.index_size * self.rotary.fraction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, Mask
@@ -51,11 +51,20 @@ class Tile:
             yield Tile(self.query[:, at], self.index[:, at], self.weights[:, at], self.positions[:, at])
 
 
+class Choice(NamedTuple):
+    """The masks, bool, of the `tokens` that each query attends to, [batch, query, key], and of the index keys that
+    were chosen, with the `scores` of all, both [batch, query, index key]."""
+
+    tokens: Tensor
+    index: Tensor
+    scores: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Keys and values [batch, key, groups, size], index keys `index` [batch, key, index_size] with rotary positions,
-    all at least float32; `positions` [batch or 1, key]; `key_padding_mask` [batch, key], or None if all keys are
-    real."""
+    """Keys and values [batch, key, groups, size], index keys `index` [batch, index key, index_size] with rotary
+    positions, one for each key, all at least float32; `positions` [batch or 1, key]; `key_padding_mask` [batch, key],
+    or None if all keys are real."""
 
     key: Tensor
     value: Tensor
@@ -63,12 +72,19 @@ class Memory:
     positions: Tensor
     key_padding_mask: Tensor | None
 
+    def choose(self, tile: Tile, mask: Mask, top: int) -> Choice:
+        """The keys that each query of a tile attends to, at most `top`."""
+        scores = index_scores(tile.index, tile.weights, self.index)
+        chosen = choose(scores, self.seen(tile, mask), min(top, scores.shape[-1]))
+        return Choice(chosen, chosen, scores)
 
-def chosen_keys(tile: Tile, memory: Memory, mask: Mask, top: int) -> tuple[Tensor, Tensor]:
-    """The mask of the keys that each query attends to, bool, and index scores, both [batch, query, key]."""
-    scores = index_scores(tile.index, tile.weights, memory.index)
-    allowed = seen_pairs(mask, tile.positions, memory.positions, memory.key_padding_mask)[:, 0]
-    return choose(scores, allowed, min(top, scores.shape[-1])), scores
+    def seen(self, tile: Tile, mask: Mask) -> Tensor:
+        """The real keys that a mask allows each query of a tile to see, [batch, query, key]."""
+        return seen_pairs(mask, tile.positions, self.positions, self.key_padding_mask)[:, 0]
+
+    def shares_of_index(self, weights: Tensor) -> Tensor:
+        """Attention weights [batch, heads, query, key] as shares of index keys, [batch, heads, query, index key]."""
+        return weights
 
 
 def masked_weights(tile: Tile, memory: Memory, spec: AttentionSpec, chosen: Tensor) -> Tensor:
@@ -83,21 +99,23 @@ def masked_weights(tile: Tile, memory: Memory, spec: AttentionSpec, chosen: Tens
 
 def masked(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tensor:
     """Outputs [batch, query, heads, value_size], computed with all keys and a mask of the chosen ones."""
-    chosen, _ = chosen_keys(tile, memory, spec.mask, top)
+    chosen = memory.choose(tile, spec.mask, top).tokens
     return _summed(masked_weights(tile, memory, spec, chosen), memory, spec)
 
 
 def masked_and_far(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> tuple[Tensor, Tensor]:
     """The outputs of `masked`, and the divergence of the indexer from the attention, [batch, query]."""
-    chosen, scores = chosen_keys(tile, memory, spec.mask, top)
-    weights = masked_weights(tile, memory, spec, chosen)
-    return _summed(weights, memory, spec), divergence(scores, weights, chosen)
+    choice = memory.choose(tile, spec.mask, top)
+    weights = masked_weights(tile, memory, spec, choice.tokens)
+    far = divergence(choice.scores, memory.shares_of_index(weights.detach()), choice.index)
+    return _summed(weights, memory, spec), far
 
 
-def gathered(tile: Tile, memory: Memory, spec: AttentionSpec, top: int) -> Tensor:
-    """Outputs [batch, 1, heads, value_size] of one query per sequence, which only reads the chosen keys and values."""
-    chosen, _ = chosen_keys(tile, memory, spec.mask, top)
-    found = chosen[:, 0].byte().topk(top, dim=-1)
+def gathered(tile: Tile, memory: Memory, spec: AttentionSpec, top: int, most: int) -> Tensor:
+    """Outputs [batch, 1, heads, value_size] of one query per sequence, which only reads the keys and values that were
+    chosen, at most `most`."""
+    chosen = memory.choose(tile, spec.mask, top).tokens
+    found = chosen[:, 0].byte().topk(most, dim=-1)
     sequence = torch.arange(len(chosen), device=chosen.device)[:, None]
     key, value = memory.key[sequence, found.indices], memory.value[sequence, found.indices]
     near = Memory(key, value, memory.index, memory.positions, None)
@@ -146,7 +164,7 @@ class SelectedTokens(KeepsAuxiliaryLoss, InnerAttention, nn.Module):
         if operands.key.shape[1] <= self.options.top:
             return attend(operands)
         tile, memory = self._tile(rows, operands), self._memory(operands)
-        chosen, _ = chosen_keys(tile, memory, self.spec.mask, self.options.top)
+        chosen = memory.choose(tile, self.spec.mask, self.options.top).tokens
         return masked_weights(tile, memory, self.spec, chosen)
 
     @property
@@ -160,8 +178,8 @@ class SelectedTokens(KeepsAuxiliaryLoss, InnerAttention, nn.Module):
         A pass that trains the indexer keeps the mean `divergence` of real queries, times `align`, as auxiliary loss.
         """
         if not self.learns:
-            if tile.positions.shape[1] == 1 and memory.key.shape[1] > self.options.top:
-                return gathered(tile, memory, spec, self.options.top)
+            if tile.positions.shape[1] == 1 and memory.key.shape[1] > self.options.most:
+                return gathered(tile, memory, spec, self.options.top, self.options.most)
             return torch.cat(self._in_pieces(masked, tile, memory, spec), dim=1)
         outputs, losses = zip(*self._in_pieces(masked_and_far, tile, memory, spec), strict=True)
         loss = torch.cat(losses, dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, installed
+from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import positions, seen_pairs, shares, wide
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
             return attend(operands)
         chosen, places = self._chosen(rows, operands)
         query = torch.unflatten(wide(operands.query), 2, (self.groups, -1)).transpose(1, 2)
-        if rows.shape[1] == 1:
+        if rows.shape[1] == 1 and not batch_invariant():
             return self._gathered(query * self.spec.heads.key_size**-0.5, chosen, places, operands)
         key, value, real = map(self._blocks, (operands.key, operands.value, self._real(operands)))
         key, value = (wide(part).permute(0, 3, 1, 2, 4).contiguous() for part in (key, value))

@@ -37,6 +37,7 @@ class BlockMixture(InnerAttention, nn.Module):
     """Each query attends to its own block of `block` keys and to the `top` - 1 best of the blocks before it."""
 
     computes_itself = True
+    reads_rows = False
 
     def __init__(self, spec: AttentionSpec, *, block: int, top: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""DeepSeek sparse attention over latents, as DeepSeek-V3.2 and GLM-5 have it."""
+"""DeepSeek sparse attention over latents, as DeepSeek-V3.2, GLM-5 and GLM-5.3 have it."""
 
 from __future__ import annotations
 
@@ -64,10 +64,20 @@ class SparseMla(ComputedMechanism):
         return (Computation(part="indexer and attention"),)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The normalised latent, the rotary key and the index key of each token."""
+        """The normalised latent, the rotary key and the index key of each token; with a pool, the index keys of
+        complete pools, and those of the tokens of the last one with what they are mixed by."""
         own = self.Config.of(config)
-        sizes = {"latent": own.latent, "rotary_key": own.rotary_size, "index": own.index_size}
-        return {"latent": Paged({name: Field((size,)) for name, size in sizes.items()})}
+        token, index = {"latent": Field((own.latent,))}, {"index": Field((own.index_size,))}
+        if own.rotary_size:
+            token["rotary_key"] = Field((own.rotary_size,))
+        if own.pool is None:
+            return {"latent": Paged(token | index)}
+        open_pool = Paged(index | {"gate": Field((own.index_size,))}, window=own.pool)
+        return {"latent": Paged(token), "open": open_pool, "pools": Paged(index, every=own.pool)}
+
+    def depends_on_padding(self, config: MechanismConfig) -> bool:
+        """Whether there are pools, which are counted from the first row."""
+        return self.Config.of(config).pool is not None
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections, of the index scores of all tokens, and of attention to the selected ones.
@@ -79,20 +89,31 @@ class SparseMla(ComputedMechanism):
         heads, width, up = own.num_heads, own.hidden_size, own.latent * own.num_heads * (own.nope + own.value)
         attention = (width + heads * own.key) * own.query_latent + up + width * heads * own.value
         attention += width * (own.latent + own.rotary_size)
-        indexer = own.index_heads * (own.query_latent * own.index_size + width) + width * own.index_size
+        index_keys = 1 if own.pool is None else 2
+        indexer = own.index_heads * (own.query_latent * own.index_size + width) + index_keys * width * own.index_size
         biases = own.bias * (own.query_latent + own.latent + own.rotary_size + width)
+        biases += own.index_size * (own.pool or 0)
+        index, before = shape.key // (own.pool or 1), shape.key - shape.query
         seen = shape.batch * Causal().count(shape.query, shape.key)
+        if own.pool is not None:
+            seen = shape.batch * (complete(shape.key, own.pool) - complete(before, own.pool))
         scored = 2 * own.index_heads * (own.index_size + 1)
         spec = own.expanded if shape.whole else own.absorbed
         pair = 2 * heads * (spec.heads.key_size + spec.heads.value_size)
-        met = shape.query * (min(own.top, shape.key) if shape.query == 1 else shape.key)
-        attended = shape.batch * (Causal() & Window(left=own.top - 1)).count(shape.query, shape.key)
+        met = shape.query * (min(own.most, shape.key) if shape.query == 1 else shape.key)
+        attended = shape.batch * (Causal() & Window(left=own.most - 1)).count(shape.query, shape.key)
         tokens = 2 * shape.batch * shape.query * (attention + indexer)
         return Cost(
-            flops=tokens + shape.batch * (shape.query * shape.key * scored + met * pair),
+            flops=tokens + shape.batch * (shape.query * index * scored + met * pair),
             allowed_flops=tokens + seen * scored + attended * pair,
             parameters=attention + indexer + own.query_latent + own.latent + 2 * own.index_size + biases,
         )
+
+
+def complete(tokens: int, pool: int) -> int:
+    """The number of pairs of the first `tokens` queries and pools of `pool` tokens that are complete by then."""
+    pools, rest = divmod(tokens, pool)
+    return pool * pools * (pools - 1) // 2 + pools * (rest + 1)
 
 
 @hookimpl

@@ -11,8 +11,6 @@ from attn_core.scores import ScaledDot
 
 from attn_sparse.dsa.options import DsaConfig
 
-SIZES = ("latent", "query_latent", "rotary_size")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMlaConfig(DsaConfig):
@@ -22,6 +20,10 @@ class SparseMlaConfig(DsaConfig):
     `rotary_size` that of the rotary key, and of the rotated part of index heads; `nope_size` and `value_size` of one
     head are `head_dim` if they are None. `norm_eps` is that of the latents' norms; scores are multiplied by
     `score_factor`.
+
+    With a `pool` the indexer scores pools of so many tokens, whose index keys a learned softmax mixes element by
+    element. A query attends to the tokens of the best pools among those that are complete, `top` tokens in all, and to
+    those of the incomplete one.
     """
 
     index_size: int = 128
@@ -32,11 +34,16 @@ class SparseMlaConfig(DsaConfig):
     value_size: int | None = None
     norm_eps: float = 1e-6
     score_factor: float = 1.0
+    pool: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (*SIZES, "nope_size", "value_size"):
-            require_whole(name, getattr(self, name), ge=1, unit="elements", optional=name not in SIZES)
+        for name in ("latent", "query_latent", "nope_size", "value_size"):
+            require_whole(name, getattr(self, name), ge=1, unit="elements", optional="latent" not in name)
+        require_whole("rotary_size", self.rotary_size, ge=0, unit="elements")
+        require_whole("pool", self.pool, ge=2, unit="tokens", optional=True)
+        if self.pool is not None and self.top % self.pool:
+            raise InvalidValue.of("top", self.top, f"a multiple of the {self.pool} tokens of a pool")
         if self.rotary_size % 2:
             raise InvalidValue.of("rotary_size", self.rotary_size, "an even number, as elements are rotated in pairs")
         if self.rotary_size > self.index_size:
@@ -48,6 +55,11 @@ class SparseMlaConfig(DsaConfig):
     def query_width(self) -> int:
         """The size of the queries' latent, from which index queries are computed."""
         return self.query_latent
+
+    @property
+    def most(self) -> int:
+        """The largest number of tokens that a query attends to: `top`, and all but one of a pool that is incomplete."""
+        return self.top if self.pool is None else self.top + self.pool - 1
 
     @property
     def turned(self) -> int:

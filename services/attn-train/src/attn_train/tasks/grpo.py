@@ -214,7 +214,10 @@ class GrpoTask(OnPolicyTask):
         device = next(model.parameters()).device
         ids, goals = to_device((inputs, targets), device)
         adapted: Any = getattr(model, "adapted", None)
-        with torch.no_grad(), forward_precision(self._config.precision, device):
+        numerics = forward_precision(
+            self._config.precision, device, batch_invariant=self._config.on_policy.batch_invariant
+        )
+        with torch.no_grad(), numerics:
             if self._data.reference is None:
                 with adapted.without():
                     found = token_logprobs(model, ids, goals, self._config.on_policy.temperature)

@@ -69,7 +69,9 @@ def sampled(
     model.eval()
     longest = [on_policy.max_completion_length + len(ids) + BLOCK for ids in prompts.values()]
     tempered: Any = Tempered(model, on_policy.temperature)
-    settings = EngineConfig(enforce_eager=True, max_queued_requests=len(prompts)).with_defaults(device.type)
+    settings = EngineConfig(
+        enforce_eager=True, max_queued_requests=len(prompts), batch_invariant=on_policy.batch_invariant
+    ).with_defaults(device.type)
     room = min(count * sum(longest), settings.batch_sizes[0] * max(longest))
     engine = build_engine(tempered, tokenizer, settings, kv_cache_tokens=room)
     for number, ids in prompts.items():
@@ -85,7 +87,7 @@ def sampled(
         engine.submit(Request(id=str(number), token_ids=tuple(ids), params=params))
     found = {str(number): [Completion() for _ in range(count)] for number in prompts}
     try:
-        with forward_precision(config.precision, device):
+        with forward_precision(config.precision, device, batch_invariant=on_policy.batch_invariant):
             while not engine.idle:
                 for event in engine.step():
                     if event.error is not None:

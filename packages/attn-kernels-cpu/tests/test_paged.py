@@ -1,0 +1,109 @@
+"""Attention in C++ to rows of a cache equals attention over all tokens in float64, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from attn_core import AttentionSpec, Causal, Heads, Paged, RaggedBatch, Window, installed
+from attn_core.kernels.attend import PagedAttentionInputs
+from attn_core.scores import ScaledDot
+from attn_core.states import Field
+from attn_core.stores import StoreSize
+from attn_kernels_cpu.blocks import CpuPaged
+from torch.nn.functional import scaled_dot_product_attention
+
+pytestmark = pytest.mark.usefixtures("_kernels")
+
+CHUNKS = ((7, 1, 1, 5), (20, 1, 3, 1), (1, 1, 1, 1))
+"""The lengths of the chunks of sequences that are computed together."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Queries, keys and values [tokens, heads, size] of some sequences."""
+
+    spec: AttentionSpec
+    rows: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+    def expected(self, window: int | None) -> list[torch.Tensor]:
+        found = []
+        for query, key, value in self.rows:
+            places = torch.arange(len(query))
+            visible = places[:, None] >= places
+            if window is not None:
+                visible &= places[:, None] - places < window
+            operands = (each.double().transpose(0, 1)[None] for each in (query, key, value))
+            out = scaled_dot_product_attention(*operands, attn_mask=visible, scale=0.3, enable_gqa=True)
+            found.append(out[0].transpose(0, 1))
+        return found
+
+    def steps(self, cache: str, window: int | None, asked, dtype: str = "float32") -> list[torch.Tensor]:
+        """The outputs of each sequence; in each step only those of the requests that `asked` names are computed."""
+        heads, state = self.spec.heads, {"key": Field((2, 32)), "value": Field((2, 32))}
+        size = StoreSize(tokens=128, requests=len(self.rows), dtype=dtype, device="cpu")
+        store = installed().caches.get(cache).create({"layer": {"kv": Paged(state, window=window)}}, size)
+        for name, chunks in enumerate(CHUNKS[: len(self.rows)]):
+            store.admit(name)
+            store.reserve(name, sum(chunks))
+        contexts, found = [0] * len(self.rows), [[] for _ in self.rows]
+        for lengths in zip(*CHUNKS[: len(self.rows)], strict=True):
+            batch = RaggedBatch.of(lengths, contexts, torch.tensor)
+            parts = [
+                [each[at : at + n] for each in rows] for rows, at, n in zip(self.rows, contexts, lengths, strict=True)
+            ]
+            query, key, value = (torch.cat(each) for each in zip(*parts, strict=True))
+            view = store.view(batch, range(len(self.rows)))["layer"]["kv"]
+            view.append({"key": key, "value": value})
+            requests = tuple(asked(batch))
+            operands = PagedAttentionInputs(query=query, batch=batch, rows=view.in_place(), requests=requests)
+            out = torch.split(CpuPaged().run(self.spec, operands), list(lengths))
+            assert out[0].shape[1:] == (heads.query, heads.value_size)
+            for request in requests:
+                found[request].append(out[request])
+            contexts = [at + n for at, n in zip(contexts, lengths, strict=True)]
+        return [torch.cat(each) if each else torch.empty(0) for each in found]
+
+
+def texts(window, count=3) -> Texts:
+    draw = torch.Generator().manual_seed(3)
+    heads = Heads(query=6, key_value=2, key_size=32, value_size=32)
+    mask = Causal() if window is None else Causal() & Window(left=window - 1)
+    spec = AttentionSpec(heads=heads, score=ScaledDot(scale=0.3), mask=mask)
+    rows = [
+        tuple(torch.randn(sum(chunks), number, 32, generator=draw) for number in (6, 2, 2)) for chunks in CHUNKS[:count]
+    ]
+    return Texts(spec, rows)
+
+
+def everyone(batch):
+    return range(batch.requests)
+
+
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+@pytest.mark.parametrize("window", [None, 1, 6])
+def test_steps_equal_attention_over_whole_sequences(cache, window):
+    given = texts(window)
+    found = given.steps(cache, window, everyone)
+    for got, wanted in zip(found, given.expected(window), strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=0, atol=2e-6)
+
+
+def test_a_sequence_has_the_same_bits_alone_and_if_only_others_are_left_out():
+    given = texts(None)
+    together = given.steps("paged", None, everyone)
+    alone = texts(None, 1).steps("paged", None, everyone)
+    some = given.steps("paged", None, lambda batch: [0, 2])
+    assert torch.equal(together[0], alone[0])
+    assert torch.equal(together[0], some[0])
+    assert torch.equal(together[2], some[2])
+
+
+def test_rows_of_sixteen_bits_are_read_as_they_are():
+    given = texts(None)
+    rounded = Texts(given.spec, [(q, k.bfloat16().float(), v.bfloat16().float()) for q, k, v in given.rows])
+    for got, wanted in zip(
+        given.steps("paged", None, everyone, "bfloat16"), rounded.steps("paged", None, everyone), strict=True
+    ):
+        assert torch.equal(got, wanted)

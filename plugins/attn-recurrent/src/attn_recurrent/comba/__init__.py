@@ -1,0 +1,81 @@
+"""Comba: the delta rule with feedback from the memory before it decays, and corrected queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attn_core import Computation, Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
+from attn_core.checks import require_number
+from attn_core.kernels.recurrent_step import RecurrentStepSpec
+
+from attn_recurrent.gated_deltanet import GatedDeltaNet
+from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
+
+if TYPE_CHECKING:
+    from attn_recurrent.comba.layer import CombaLayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombaConfig(GatedDeltaConfig):
+    """The options of `gated_deltanet`. `correction` is the first value of D, which is learned for every head: how much
+    of its key is taken from its query. The authors also use 0.02 in small models.
+    """
+
+    correction: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("correction", self.correction)
+
+    @property
+    def step(self) -> RecurrentStepSpec | None:
+        """None, as no kernel reads a memory before it decays."""
+        return None
+
+
+class Comba(GatedDeltaNet):
+    """The gated delta rule as a closed loop: a value is compared with what the memory holds for its key before
+    that decays, and a part of the key is taken from the query."""
+
+    name = "comba"
+    summary = "the gated delta rule with feedback from the memory before it decays, and corrected queries"
+    used_by = ()
+    paper = Paper(
+        title="Comba: Improving Bilinear RNNs with Closed-loop Control",
+        authors="Hu et al.",
+        year=2025,
+        arxiv="2506.02475",
+    )
+    equation = (
+        r"S_t = \alpha_t S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top k_t)^\top,\quad"
+        r" o_t = \frac{S_t^\top \hat q_t}{\sqrt{d_k}},\quad"
+        r" \hat q_t = \frac{q_t - D_h \sigma(b_h) k_t}{\|q_t - D_h \sigma(b_h) k_t\|},\quad"
+        r" y_t = W_O\left(\mathrm{norm}(o_t) \odot \sigma(W_G x_t)\right)"
+    )
+    Config = CombaConfig
+
+    def build(self, config: MechanismConfig) -> CombaLayer:
+        """A new `CombaLayer`."""
+        from attn_recurrent.comba.layer import CombaLayer
+
+        return CombaLayer(self.Config.of(config))
+
+    def recurrence(self, config: MechanismConfig) -> None:
+        """None, as no kernel reads a memory before it decays."""
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """The layer's own computation."""
+        return (Computation(part="feedback before the decay"),)
+
+    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
+        """That of `gated_deltanet`, with two numbers for each key head."""
+        return super().cost(config, shape) + Cost(
+            flops=0, allowed_flops=0, parameters=2 * self.Config.of(config).sizes.key_heads
+        )
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """The mechanisms of this plugin."""
+    return [Comba()]
