@@ -101,6 +101,20 @@ def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> 
     return turn
 
 
+def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[str, Any]:
+    """TRL's best options, beside those that both sides have."""
+    options: dict[str, Any] = {
+        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "learning_rate": 1e-4, "use_cpu": True,
+        "max_steps": 1000, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
+        "gradient_checkpointing": False, "bf16": False, "max_length": LONGEST,
+    }  # fmt: skip
+    if packed:
+        options |= {"packing": True, "per_device_train_batch_size": max(1, args.batch * 300 // LONGEST)}
+    elif args.task == "sft":
+        options["train_sampling_strategy"] = "group_by_length"
+    return options
+
+
 def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, packed: bool) -> Turn:
     from datasets import Dataset
     from peft import LoraConfig
@@ -118,15 +132,7 @@ def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, p
         def on_step_end(self, *_: Any, **__: Any) -> None:
             done.release()
 
-    options: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "learning_rate": 1e-4, "use_cpu": True,
-        "max_steps": 1000, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
-        "gradient_checkpointing": False, "bf16": False, "max_length": LONGEST,
-    }  # fmt: skip
-    if packed:
-        options |= {"packing": True, "per_device_train_batch_size": max(1, args.batch * 300 // LONGEST)}
-    elif args.task == "sft":
-        options["train_sampling_strategy"] = "group_by_length"
+    options = options_of(args, folder, packed=packed)
     config, kind = (SFTConfig, SFTTrainer) if args.task == "sft" else (DPOConfig, DPOTrainer)
     trainer = kind(
         model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
