@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from attn_core import LayerState, RaggedBatch
@@ -101,6 +101,8 @@ class Rwkv7Layer(nn.Module):
     [hidden_size], and the norm of heads, `gain` and `shift`. A model may add `value_mix`, a network for how much of
     the values of its first layer a later one takes.
     """
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("mixes",)
 
     def __init__(self, config: Rwkv7Config) -> None:
         super().__init__()
