@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from attn_core.errors import Incompatible, InvalidValue, cleaning_up
+from attn_core.errors import AttnError, Incompatible, InvalidValue, cleaning_up
 from attn_models.loading import LoadedModel
 from attn_schema import (
     AttentionMap,
@@ -175,10 +175,10 @@ class EngineHost(ModelHost):
         """The current load of the engine, and its counters."""
         return with_process(self._loop.stats())
 
-    def stop(self, timeout: float) -> None:
-        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
+    def stop(self, timeout: float, error: AttnError | None = None) -> None:
+        """See `ModelHost.stop`."""
         self._loop.drain(timeout)
-        self._loop.stop()
+        self._loop.stop(error)
         if self._ranks is not None:
             self._ranks.stop()
 
