@@ -26,7 +26,7 @@ from attn_engine.host.adapters import LoadedAdapters
 from attn_engine.host.attention_maps import compute_maps
 from attn_engine.host.host import Deliver, ModelHost, with_process
 from attn_engine.host.image_rows import ImageRows
-from attn_engine.host.loading import invariant, load_draft_model, quantization_of, recommended_sampling, use_kernel
+from attn_engine.host.loading import load_draft_model, quantization_of, recommended_sampling, use_kernel
 from attn_engine.host.memory import explain_too_small, with_kv_cache_memory
 from attn_engine.host.rank_processes import local_ranks
 from attn_engine.host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
@@ -67,7 +67,6 @@ class EngineHost(ModelHost):
 
     def _open(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
         torch.set_num_threads(rank_threads(config))
-        config = invariant(config)
         self._loaded: LoadedModel = load_part(folder, config, 0)
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:

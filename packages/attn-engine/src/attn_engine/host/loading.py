@@ -19,18 +19,6 @@ def quantization_of(model: Any) -> str:
     return getattr(model, "quantization", None) or "none"
 
 
-def invariant(config: EngineConfig) -> EngineConfig:
-    """The config of an engine with `batch_invariant`, whose weights are packed as float32 if it computes in that.
-
-    Raises `InvalidValue` for a `quantization` that rounds weights or inputs."""
-    if not config.batch_invariant:
-        return config
-    if config.quantization not in ("auto", "none", "float32"):
-        raise InvalidValue.of("quantization", config.quantization, "auto, none or float32 with batch_invariant")
-    packed = config.quantization == "auto" and config.dtype in ("auto", "float32")
-    return config.replace(quantization="float32" if packed else config.quantization.replace("auto", "none"))
-
-
 def use_kernel(model: Any, name: str | None, numerics: AbstractContextManager[object] | None = None) -> None:
     """Compute all attention with the kernel called `name`; None lets the dispatcher choose. `numerics` is the context
     in which the model will be computed, if there is one.
