@@ -62,7 +62,8 @@ def main() -> None:
         ratios = sorted(theirs / ours for ours, theirs in rates)
         ours, theirs = (round(statistics.median(each)) for each in zip(*rates, strict=True))
         found[name] = {"native": ours, "route": theirs, "ratios": [round(each, 3) for each in ratios]}
-        print(f"{name}: native {ours}, route {theirs} tokens/s, ratio {statistics.median(ratios):.2f} {ratios[0]:.2f} to {ratios[-1]:.2f}")
+        ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(f"{name}: native {ours}, route {theirs} tokens/s, ratio {ratio}")
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 

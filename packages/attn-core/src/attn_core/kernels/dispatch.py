@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 from attn_core.errors import KernelRefused
-from attn_core.kernels.base import Kernel, Problem, batch_invariant
+from attn_core.kernels.base import Kernel, OneOf, Problem, batch_invariant
 from attn_core.kernels.measured import measured_share
 from attn_core.plugins.registry import Registry
 

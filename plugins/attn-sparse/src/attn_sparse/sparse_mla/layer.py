@@ -87,9 +87,8 @@ class SparseLatentLayer(nn.Module):
         fresh = self._append({name: rows[0] for name, rows in fresh.items()}, batch, state)
         if batch.decoding:
             one_each = Tile(*(part[0][:, None] for part in (tile.query, tile.index, tile.weights, tile.positions)))
-            return self._out(
-                self._over_latents(one_each, self._cached(state, range(batch.requests)))[:, 0].to(query.dtype)
-            )
+            out = self._over_latents(one_each, self._cached(state, range(batch.requests)))[:, 0]
+            return self._out(out.to(query.dtype))
         outs = []
         for span in batch.spans():
             at = slice(span.start, span.stop)
