@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from attn_models.tokenizers.learned import byte_pair_tokenizer
+from attn_schema import IMAGE_PLACE, ChatMessage
 from PIL import Image
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 from transformers.models.auto.image_processing_auto import (
@@ -132,7 +135,7 @@ TYPES: dict[str, Tiny] = {
     "glm4v": Tiny(**GLM),
     "glm4v_moe": Tiny(
         **GLM
-        | {"text": TEXT | MROPE | {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}, "like": "glm4v"}
+        | {"text": TEXT | MROPE | {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, "like": "glm4v"}
     ),
     "got_ocr2": Tiny(text=QWEN2),
     "idefics2": Tiny(
@@ -318,4 +321,45 @@ def tiny_processor(kind: str, tokenizer: Any) -> Any:
     attributes = [each for each in whole.get_attributes() if each != "video_processor"]
     found = type(whole.__name__, (whole,), {"get_attributes": classmethod(lambda _: attributes)})
     given = {"image_processor": images, "tokenizer": tokenizer, **tiny.processor}
+    given |= {"video_processor": None} if "video_processor" in inspect.signature(whole).parameters else {}
     return found(**given, chat_template=tokenizer.chat_template)
+
+
+def chats() -> list[tuple[ChatMessage, ...]]:
+    """Conversations with one, other, no and several images, and with a prefix of another one."""
+    wide, high, large = picture(1, 40, 25), picture(2, 20, 44), picture(3, 60, 30)
+
+    def asked(content: str, *images: bytes) -> ChatMessage:
+        return ChatMessage(role="user", content=content, images=images)
+
+    between = asked(f"see {IMAGE_PLACE} and {IMAGE_PLACE} x", high, large)
+    return [
+        (asked("what is it", wide),),
+        (asked("what is it", high),),
+        (asked("what"),),
+        (between, ChatMessage(role="assistant", content="y"), asked("z", wide)),
+        (asked("what is it now", wide),),
+    ]
+
+
+@torch.inference_mode()
+def wanted_tokens(model: Any, processor: Any, chat: Sequence[ChatMessage], new: int = 8) -> list[int]:
+    """What transformers generates after a conversation, the likeliest tokens, by its chat template and processor."""
+    said = []
+    for message in chat:
+        before = "" if IMAGE_PLACE in message.content else IMAGE_PLACE * len(message.images)
+        parts: list[dict[str, Any]] = []
+        files = iter(message.images)
+        for number, piece in enumerate((before + message.content).split(IMAGE_PLACE)):
+            parts += [{"type": "image", "image": Image.open(BytesIO(next(files)))}] if number else []
+            parts += [{"type": "text", "text": piece}] if piece else []
+        said.append({"role": message.role, "content": parts})
+    if any(message.images for message in chat):
+        made = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        inputs = processor.apply_chat_template(said, add_generation_prompt=True, **made)
+    else:
+        text = processor.apply_chat_template(said, add_generation_prompt=True)
+        inputs = {"input_ids": processor.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]}
+    out = model.generate(**inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
+    found: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
+    return found

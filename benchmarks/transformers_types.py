@@ -6,6 +6,9 @@ For every model_type a tiny random model is built by transformers and saved; att
 eight prompts in one batch, in chunks of prompts, with a paged cache. A type counts if all its tokens are those that
 transformers generates alone. Where `generate` gives other tokens than the logits of whole sequences do, a type is
 counted apart, with the latter. Types that have no small config here are counted apart.
+
+With --images the models of images and text are given conversations with images of several sizes, by the processors of
+transformers; types of which `tiny_image_models.py` writes no model are counted apart.
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ from typing import Any
 
 import torch
 import transformers
-from attn_core.errors import AttnError
+from attn_core.errors import AttnError, Incompatible
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_engine.host.image_rows import image_prompts
 from attn_models.adapters.registry import through_transformers
 from attn_models.loading import load_model
+from tiny_image_models import TYPES, chats, write_tiny
+from tiny_image_models import wanted_tokens as images_wanted
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -206,6 +212,51 @@ def served_tokens(folder: Path) -> tuple[list[list[int]], str]:
     return found, str(getattr(loaded.model, "way", None) or "")
 
 
+def seen_tokens(folder: Path) -> tuple[list[list[int]], str]:
+    """What attn generates from conversations with images together, in steps of at most 16 tokens, and by what."""
+    loaded = load_model(folder, "float32", verify="sizes")
+    prompts = image_prompts(loaded, loaded.tokenizer)
+    if prompts is None:
+        raise Incompatible("cannot run images: its layout here takes none")
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=16, kv_cache="paged")
+    params = SamplingParams(max_new_tokens=NEW, temperature=0.0, ignore_eos=True)
+    asked = []
+    for number, chat in enumerate(chats()):
+        said = [{"role": message.role, "content": message.content} for message in chat]
+        prompt = prompts.encode(said, [message.images for message in chat])
+        given = prompts.embeddings(prompt)
+        asked.append(Request(id=str(number), token_ids=prompt.token_ids, params=params, prompt_embeddings=given))
+    engine = build_engine(loaded.model, config=config, kv_cache_tokens=1024)
+    for request in asked:
+        engine.submit(request)
+    found: list[list[int]] = [[] for _ in asked]
+    while not engine.idle:
+        for event in engine.step():
+            found[int(event.request_id)] += [token.id for token in event.delta.tokens]
+    return found, str(getattr(loaded.model, "way", None) or "")
+
+
+def outcome_of_images(kind: str) -> tuple[str, str]:
+    """How a type sees images, and the reason if it does not."""
+    if kind not in TYPES:
+        return "no tiny model", ""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model, processor = write_tiny(kind, Path(folder))
+            wanted = [images_wanted(model, processor, chat, NEW) for chat in chats()]
+        except Exception as error:  # noqa: BLE001 -- whatever a config of transformers raises
+            said = str(error).strip().splitlines() or [""]
+            return "no tiny model", f"{type(error).__name__}: {said[0][:120]}"
+        native = not through_transformers(json.loads((Path(folder) / "config.json").read_text()))
+        try:
+            found, way = seen_tokens(Path(folder))
+        except AttnError as error:
+            return "refused", error.message.partition("cannot run ")[2] or error.message.partition("here: ")[2]
+    if found != wanted:
+        return "WRONG TOKENS", way
+    return "native" if native else "through transformers, its own cache" if way else "through transformers", way
+
+
 def outcome(kind: str) -> tuple[str, str]:
     """How a type is served, and the reason if it is not."""
     try:
@@ -235,14 +286,16 @@ def main() -> None:
     parser.add_argument("types", nargs="*")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--image-text", action="store_true", help="the models of images and text, of text alone")
+    parser.add_argument("--images", action="store_true", help="the models of images and text, with images")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     results = {}
-    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if options.image_text else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    several = options.image_text or options.images
+    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if several else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     for kind in options.types or sorted(names):
-        results[kind] = outcome(kind)
+        results[kind] = outcome_of_images(kind) if options.images else outcome(kind)
         print(f"{kind:28} {': '.join(filter(None, results[kind]))}", flush=True)
     counts: dict[str, int] = {}
     for how, _ in results.values():

@@ -12,6 +12,7 @@ from attn_core.errors import Incompatible
 from attn_core.reinforce import samples_keys
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.decoder import Decoder
+from attn_models.evaluation import IGNORED, next_token_loss
 from attn_schema.decoder import DecoderConfig
 from attn_train.optimizer import decayed
 from attn_train.precision import forward_precision
@@ -177,12 +178,26 @@ def test_most_mechanisms_pack_documents() -> None:
 
 @EVERY_MECHANISM
 def test_weight_decay_reaches_matrices_only(name: str) -> None:
-    """No norm, bias, decay rate (A_log), skip (D) or sink, however it is named and stored."""
+    """No norm, bias, decay rate (A_log), skip (D), sink or share of two tokens, however it is named and stored."""
     model = decoder(name)
     chosen = decayed(model)
+    ends = {path.rpartition(".")[2] for path, parameter in model.named_parameters() if parameter in chosen}
+    assert not {end for end in ends if end.endswith(("bias", "mixes", "A_log", "sinks"))}
     assert all(parameter.dim() >= 2 and min(parameter.shape) > 1 for parameter in chosen)
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert chosen >= {module.weight for module in linear}
+
+
+@EVERY_MECHANISM
+def test_the_loss_of_a_padded_batch_is_that_of_its_rows_alone(name: str) -> None:
+    """An evaluation depends on no neighbour in a batch, and on no padding."""
+    model, lengths = served(name), [20, 11, 5]
+    rows = torch.randint(VOCABULARY, (3, 21), generator=torch.Generator().manual_seed(4))
+    alone = [next_token_loss(model, row[None, :n], row[None, 1 : n + 1]) for row, n in zip(rows, lengths, strict=True)]
+    real = torch.arange(20) < torch.tensor(lengths)[:, None]
+    together = next_token_loss(model, rows[:, :-1] * real, rows[:, 1:].masked_fill(~real, IGNORED))
+    expected = sum(loss * n for loss, n in zip(alone, lengths, strict=True)) / sum(lengths)
+    torch.testing.assert_close(together, expected, rtol=0, atol=1e-11)
 
 
 @cache

@@ -8,10 +8,8 @@ from __future__ import annotations
 import queue
 import shutil
 import sys
-from io import BytesIO
 
 import pytest
-import torch
 import workspace
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
 from attn_engine.client import TextTask
@@ -19,9 +17,8 @@ from attn_engine.host.engine import EngineHost
 from attn_schema import IMAGE_PLACE, ChatMessage, EngineConfig, Prompt, SamplingParams
 
 transformers = pytest.importorskip("transformers")
-Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("PIL")
 transformers.logging.disable_progress_bar()
-NEW = 8
 KINDS = {
     "llava": "rows in place of tokens",
     "gemma3": "tokens of an image that see each other, in layers with and without a window",
@@ -71,9 +68,9 @@ class Answers:
     def __exit__(self, *_):
         self.host.stop(0)
 
-    def tokens(self, *conversations, new=NEW):
+    def tokens(self, *conversations):
         """The tokens of each conversation, all asked at once; raises the error of one that fails."""
-        options = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
+        options = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
         tasks = [TextTask(prompt=Prompt(chat=chat), params=options) for chat in conversations]
         for task in tasks:
             self.host.submit(task)
@@ -87,50 +84,15 @@ class Answers:
         return [found[task.id] for task in tasks]
 
 
-def asked(content, *images, role="user"):
-    return ChatMessage(role=role, content=content, images=images)
-
-
-def chats(picture):
-    wide, high, large = picture(1, 40, 25), picture(2, 20, 44), picture(3, 60, 30)
-    between = asked(f"see {IMAGE_PLACE} and {IMAGE_PLACE} x", high, large)
-    return [
-        (asked("what is it", wide),),
-        (asked("what is it", high),),
-        (asked("what"),),
-        (between, asked("y", role="assistant"), asked("z", wide)),
-        (asked("what is it now", wide),),
-    ]
-
-
-@torch.inference_mode()
-def theirs(model, processor, chat):
-    """The greedy tokens of transformers after a conversation, by its chat template and processor."""
-    said = []
-    for message in chat:
-        text = (
-            message.content if IMAGE_PLACE in message.content else IMAGE_PLACE * len(message.images) + message.content
-        )
-        parts, files = [], iter(message.images)
-        for number, piece in enumerate(text.split(IMAGE_PLACE)):
-            parts += [{"type": "image", "image": Image.open(BytesIO(next(files)))}] if number else []
-            parts += [{"type": "text", "text": piece}] if piece else []
-        said.append({"role": message.role, "content": parts})
-    if any(message.images for message in chat):
-        made = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        inputs = processor.apply_chat_template(said, add_generation_prompt=True, **made)
-    else:
-        text = processor.apply_chat_template(said, add_generation_prompt=True)
-        inputs = {"input_ids": processor.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]}
-    out = model.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
+def asked(content, *images):
+    return ChatMessage(role="user", content=content, images=images)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_transformers_in_chunks_in_batches_and_from_a_cache(kind, model_of, tiny):
     folder, model, processor = model_of(kind)
-    asked_for = chats(tiny.picture)
-    wanted = [theirs(model, processor, chat) for chat in asked_for]
+    asked_for = tiny.chats()
+    wanted = [tiny.wanted_tokens(model, processor, chat) for chat in asked_for]
     assert wanted[0] != wanted[1]
     assert len({tuple(tokens) for tokens in wanted}) > 3
     with Answers(folder) as whole:
@@ -170,7 +132,7 @@ def test_a_folder_without_a_processor_answers_to_text_and_says_so(model_of, tiny
             shutil.copy(path, tmp_path)
     with Answers(tmp_path) as answers:
         text = (asked("what"),)
-        assert answers.tokens(text) == [theirs(model, processor, text)]
+        assert answers.tokens(text) == [tiny.wanted_tokens(model, processor, text)]
         with pytest.raises(Incompatible, match=r"text only.*processor_config\.json"):
             answers.tokens((asked("x", tiny.picture(1)),))
 

@@ -16,7 +16,7 @@ QUICK = {"mha", "gqa", "mla", "alibi", "sliding_window", "sparsemax", "linear", 
 UNMAPPED = {"moba", "nsa", "low_rank", "positions_added", "positions_concatenated", "ntm"}
 """torch.func allows no hooks on saved tensors, by which blocks are recomputed, no function of autograd without its
 batching rule, and no value that the host reads."""
-UNEXPORTED = {"moba", "nsa", "local_m", "location", "path", "routing", "clustered", "coverage", "lstmn", "ntm"}
+UNEXPORTED = {"moba", "nsa", "local_m", "location", "routing", "clustered", "coverage", "lstmn", "ntm"}
 UNEXPORTED |= {"key_value", "key_value_predict"}
 """Their loops over blocks or tokens are unrolled for one length, which torch.export refuses for any other."""
 SAMPLES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]

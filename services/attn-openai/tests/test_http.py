@@ -252,3 +252,19 @@ async def test_small_answers_do_not_wait_for_acknowledgements(http: httpx2.Async
         await http.get("/version")
         spent.append(time.perf_counter() - start)
     assert sorted(spent)[2] < 0.03  # with Nagle's algorithm each takes 40 ms
+
+
+async def test_a_model_sleeps_and_wakes_up_as_in_vllm(http: httpx2.AsyncClient) -> None:
+    async def asks(method: str, path: str) -> Any:
+        answer = await http.request(method, path)
+        return answer.json() if answer.status_code == 200 else answer.status_code
+
+    before = (await post(http, CHAT | {"temperature": 0})).json()["choices"]
+    assert await asks("GET", "/is_sleeping?model=tiny") == {"is_sleeping": False}
+    assert await asks("POST", "/sleep?level=1&mode=abort&model=tiny") == {"is_sleeping": True}
+    assert (await post(http, CHAT)).status_code == 503
+    assert await asks("POST", "/wake_up?model=tiny") == {"is_sleeping": False}
+    assert (await post(http, CHAT | {"temperature": 0})).json()["choices"] == before
+    refused = {"/sleep": 400, "/sleep?model=tiny&tags=weights": 400, "/sleep?model=tiny&mode=keep": 400}
+    assert {path: await asks("POST", path) for path in refused} == refused, "two models are served"
+    assert await asks("POST", "/sleep?model=none") == 404

@@ -35,6 +35,9 @@ from attn_client.requests import embed_request, load_request, score_request, vec
 from attn_client.resuming import GenerateState, WatchState
 from attn_client.settings import ClientSettings
 
+PART_BYTES = 2 * 2**20
+"""Bytes of a file in a message, fewer than the 4 MiB that servers accept by default."""
+
 
 class Client(TextClient):
     """A connection to one server. Use it in a `with` block, or call `close`. Threads may share it.
@@ -161,6 +164,41 @@ class Models:
         """Change a model's number of engines, without interrupting requests; returns once that many are running."""
         request = rows.ScaleModelRequest(name=name, deployment=deployment)
         return self._connection.unary(rows.SCALE_MODEL, request, timeout).model
+
+    def sleep(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> ModelInfo:
+        """Free a model's memory until `wake_up`, after its running requests have ended or `shutdown_timeout` seconds
+        have passed; for admins."""
+        request = rows.SleepRequest(name=name, shutdown_timeout=shutdown_timeout)
+        return self._connection.unary(rows.SLEEP, request, timeout).model
+
+    def wake_up(self, name: str, *, timeout: float | None = None) -> ModelInfo:
+        """Load a sleeping model again, with the weights that it had; for admins."""
+        return self._connection.unary(rows.WAKE_UP, rows.WakeUpRequest(name=name), timeout).model
+
+    def update_weights(
+        self,
+        name: str,
+        data: bytes | memoryview,
+        *,
+        shutdown_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> ModelInfo:
+        """Replace a model's weights by those of a safetensors file, all or none; for admins.
+
+        `data` is the file, which is sent in parts; its weights have the names and shapes of those in the model's
+        folder. Requests that run may finish with the old weights for `shutdown_timeout` seconds, 0 aborts them.
+        """
+        whole, model = memoryview(data), ModelInfo()
+        for offset in range(0, max(1, len(whole)), PART_BYTES):
+            request = rows.UpdateWeightsRequest(
+                name=name,
+                data=bytes(whole[offset : offset + PART_BYTES]),
+                offset=offset,
+                last=offset + PART_BYTES >= len(whole),
+                shutdown_timeout=shutdown_timeout,
+            )
+            model = self._connection.unary(rows.UPDATE_WEIGHTS, request, timeout).model
+        return model
 
     def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
         """Unload a model, after its running requests have ended or `shutdown_timeout` seconds have passed."""

@@ -146,6 +146,15 @@ class PromptEmbeddings:
         """The slice (start, exclusive end) of `places` within the `length` tokens from `start` on."""
         return bisect_left(self.places, start), bisect_left(self.places, start + length)
 
+    def concerns(self, start: int, length: int) -> bool:
+        """Whether it gives the `length` tokens from `start` on anything."""
+        first, last = self.within(start, length)
+        return first < last or self.positions is not None or bool(self.groups_after(start))
+
+    def groups_after(self, start: int) -> list[tuple[int, int]]:
+        """The groups that do not end before the place `start`."""
+        return [group for group in self.groups if group[1] > start]
+
     def group_around(self, place: int) -> tuple[int, int] | None:
         """The group that has tokens before and from `place` on, None if no group does."""
         return next((group for group in self.groups if group[0] < place < group[1]), None)

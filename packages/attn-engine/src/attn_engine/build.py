@@ -10,11 +10,15 @@ from attn_core.models import BatchInvariant, LanguageModel, Tokenizer
 from attn_core.stores import StateStore, StoreSize
 from attn_schema import EngineConfig
 from attn_schema.engine import KV_CACHE_BYTES
+from torch.nn import Module
 
 from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
 from attn_engine.speculative import AdaptivePromptLookup, PromptLookupProposer
 from attn_engine.tensor_parallel import Leader
+
+SUMMED_IN_ORDER = {"float32", "bfloat16"}
+"""Forms of packed weights whose products are the same as those of unpacked ones."""
 
 
 def build_engine(
@@ -50,7 +54,8 @@ def build_engine(
 def require_batch_invariant(model: LanguageModel, config: EngineConfig) -> None:
     """Let each part of a model be computed by itself, so that all can be computed batch-invariantly.
 
-    Raises `InvalidValue` for what would change results: other devices and dtypes, lossy caches, several ranks.
+    Raises `InvalidValue` for what would change results: other devices and dtypes, lossy caches, several ranks, and
+    weights in a form that is multiplied otherwise than in training.
     """
     dtype, device = _dtype_and_device(model)
     if device != "cpu" or dtype == "float64":
@@ -61,6 +66,11 @@ def require_batch_invariant(model: LanguageModel, config: EngineConfig) -> None:
         raise InvalidValue.of("tensor_parallel_size", config.tensor_parallel_size, "1 with batch_invariant")
     if installed().caches.get(config.kv_cache).loss:
         raise InvalidValue.of("kv_cache", config.kv_cache, "a cache that rounds nothing, with batch_invariant")
+    modules = model.modules() if isinstance(model, Module) else ()
+    forms = {str(form) for module in modules if (form := getattr(module, "form", None)) is not None}
+    if not forms <= SUMMED_IN_ORDER:
+        given = ", ".join(sorted(forms - SUMMED_IN_ORDER))
+        raise InvalidValue.of("quantization", given, "none or float32 with batch_invariant")
     if hasattr(model, "take_apart"):
         model.take_apart()
 

@@ -205,6 +205,23 @@ class EngineClient(ABC):
         """Change the number of engines; returns when the new number is deployed."""
         raise Incompatible("this model has one engine", replicas=deployment.replicas)
 
+    async def sleep(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish for up to `shutdown_timeout` seconds, then free weights and KV cache."""
+        raise Incompatible("only a model with one engine can sleep and get other weights", seconds=shutdown_timeout)
+
+    async def wake_up(self) -> None:
+        """Load the model again, with the weights that it had."""
+        raise Incompatible("only a model with one engine can sleep and get other weights")
+
+    async def update_weights(self, data: bytes, offset: int, shutdown_timeout: float, *, last: bool) -> None:  # noqa: ARG002 -- for those that can
+        """Take a part of a safetensors file; after the last one its weights replace the model's, all or none.
+
+        Tasks that begin later use them and no older KV cache; running ones may finish for up to `shutdown_timeout`
+        seconds. Raises `InvalidValue` for a part that does not follow the one before, and `CheckpointInvalid` for other
+        names, shapes or types than the model's.
+        """
+        raise Incompatible("only a model with one engine can sleep and get other weights", last=last, offset=offset)
+
     async def release(self, shutdown_timeout: float) -> None:
         """Like `stop`, but engines that other gateways use keep running."""
         await self.stop(shutdown_timeout)

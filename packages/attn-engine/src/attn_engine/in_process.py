@@ -27,9 +27,10 @@ from attn_schema import (
 from attn_engine.client import EmbedTask, EngineClient, TextTask
 from attn_engine.host.encoder import EncoderHost
 from attn_engine.host.engine import EngineHost, OpenRanks
-from attn_engine.host.host import Deliver, ModelHost
+from attn_engine.host.host import Deliver, ModelHost, with_process
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_engine.host.request_preparation import Preparation
+from attn_engine.host.weights import StagedWeights, give_back_memory
 from attn_engine.request import RequestOutput
 from attn_engine.state_transfer import PromptState
 
@@ -62,16 +63,19 @@ class InProcess(EngineClient):
         receive: Callable[[Sequence[RequestOutput]], None] | None = None,
     ) -> None:
         super().__init__()
-        self._open = partial(open_host, folder, config, open_ranks=open_ranks)
+        self._config, self._open_ranks = config, open_ranks
         self._receive = receive or self.streams.deliver
         self._preparation = Preparation()
         self._host: ModelHost | None = None
+        self._deliver: Deliver = lambda _: None
+        self._weights, self._next = StagedWeights(folder), StagedWeights(folder)
+        self._asleep = False
 
     @property
     def host(self) -> ModelHost:
         """The host that runs the model; raises `Unavailable` before `start` and after `stop`."""
         if self._host is None:
-            raise Unavailable("the engine is not running")
+            raise Unavailable("the engine sleeps" if self._asleep else "the engine is not running")
         return self._host
 
     @property
@@ -89,8 +93,39 @@ class InProcess(EngineClient):
         def deliver(outputs: Sequence[RequestOutput]) -> None:
             loop.call_soon_threadsafe(self._receive, outputs)
 
-        self._host = self._open(deliver)
+        self._deliver = deliver
+        self._host = self._open(self._weights)
         return self._host.info
+
+    def _open(self, weights: StagedWeights) -> ModelHost:
+        config = self._config if weights.folder is None else self._config.replace(fingerprint="")
+        return open_host(weights.folder or weights.base, config, self._deliver, self._open_ranks)
+
+    async def sleep(self, shutdown_timeout: float) -> None:
+        """See `EngineClient.sleep`."""
+        if self._asleep:
+            return
+        host, self._host, self._asleep = self.host, None, True
+        await asyncio.to_thread(host.stop, shutdown_timeout, WrongState("aborted: the model was put to sleep"))
+        del host
+        await asyncio.to_thread(give_back_memory)
+
+    async def wake_up(self) -> None:
+        """See `EngineClient.wake_up`."""
+        if self._asleep:
+            self._host = await asyncio.to_thread(self._open, self._weights)
+            self._asleep = False
+
+    async def update_weights(self, data: bytes, offset: int, shutdown_timeout: float, *, last: bool) -> None:
+        """See `EngineClient.update_weights`."""
+        host, staged = self.host, self._next
+        await asyncio.to_thread(staged.write, data, offset)
+        if not last:
+            return
+        self._next = StagedWeights(staged.base)
+        await asyncio.to_thread(staged.check)
+        self._host, self._weights = await asyncio.to_thread(self._open, staged), staged
+        await asyncio.to_thread(host.stop, shutdown_timeout, WrongState("aborted: the model has other weights now"))
 
     def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
         """See `EngineClient.generate`; an engine in this process is not lost, so that nothing needs to be resumed."""
@@ -125,10 +160,11 @@ class InProcess(EngineClient):
 
     async def stats(self) -> EngineStats:
         """The current engine statistics."""
-        return self.host.stats()
+        return with_process(EngineStats()) if self._asleep else self.host.stats()
 
     async def stop(self, shutdown_timeout: float) -> None:
         """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
+        self._asleep = False
         if self._host is not None:
             host, self._host = self._host, None
             await asyncio.to_thread(host.stop, shutdown_timeout)

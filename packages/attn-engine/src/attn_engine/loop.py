@@ -108,10 +108,12 @@ class EngineLoop:
                 self._changed.wait(left)
         return True
 
-    def stop(self) -> None:
-        """Cancel all requests, deliver their last outputs and end the thread."""
+    def stop(self, error: AttnError | None = None) -> None:
+        """End all requests, with `error` or as cancelled, deliver their last outputs and end the thread."""
         with self._changed:
             self._closed = self._stopping = True
+            if error is not None:
+                self._calls.append(partial(self._engine.fail_all, error))
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()

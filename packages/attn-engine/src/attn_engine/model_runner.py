@@ -12,7 +12,6 @@ from attn_core.errors import InternalError
 from attn_core.kernels.sampling import sampling_kernel
 from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel, MixesAdapters, TakesEmbeddings
 from attn_core.stores import StateStore
-from attn_models.vision_language.placing import Part, placed_rows
 from attn_schema import EngineConfig
 from torch import Tensor
 
@@ -113,8 +112,9 @@ class ModelRunner:
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
         adapted = any(chunk.sequence.request.adapter is not None for chunk in ordered)
-        parts = [Part(c.sequence.request.prompt_embeddings, c.start, c.length, c.rows) for c in ordered]
-        takes = self._takes_embeddings if any(part.needs_placing for part in parts) else None
+        given = [(chunk.sequence.request.prompt_embeddings, chunk) for chunk in ordered]
+        concerned = any(each is not None and each.concerns(chunk.start, chunk.length) for each, chunk in given)
+        takes = self._takes_embeddings if concerned else None
         if self.graphs is not None and tracer is None and not adapted and takes is None:
             found = self.graphs.run(ordered)
             if found is not None:
@@ -127,7 +127,7 @@ class ModelRunner:
         ]
         state = self.store.view(batch, names)
         together = nullcontext() if self._ranks is None else self._ranks.step(tokens)
-        placed = nullcontext() if takes is None else takes.placing(placed_rows(parts, batch.positions))
+        placed = nullcontext() if takes is None else self._placing(takes, ordered, batch)
         with self._with_adapters(ordered) if adapted else nullcontext(), placed, together:
             hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
         if hidden.dim() != 2 or len(hidden) != len(tokens):
@@ -135,6 +135,15 @@ class ModelRunner:
         if tracer:
             tracer.check_output(hidden)
         return ordered, hidden
+
+    def _placing(
+        self, model: TakesEmbeddings, ordered: Sequence[ScheduledChunk], batch: RaggedBatch
+    ) -> AbstractContextManager[None]:
+        """A context within which the step uses what prompts give in place of the embeddings of their tokens."""
+        from attn_models.vision_language.placing import Part, placed_rows
+
+        parts = [Part(c.sequence.request.prompt_embeddings, c.start, c.length, c.rows) for c in ordered]
+        return model.placing(placed_rows(parts, batch.positions))
 
     def _with_adapters(self, ordered: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         if self.adapters is None:

@@ -7,13 +7,13 @@ from io import BytesIO
 
 import pytest
 import torch
-from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity
 from attn_engine.client import TextTask
 from attn_engine.host import image_rows
 from attn_engine.host.engine import EngineHost
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_models.vision_language.example import SIDE, picture, vision_tokenizer, write_vision_model
-from attn_schema import IMAGE_PLACE, ChatMessage, EngineConfig, Prompt, SamplingParams
+from attn_schema import IMAGE_PLACE, AttentionMapsRequest, ChatMessage, EngineConfig, Prompt, SamplingParams
 
 transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
@@ -132,6 +132,11 @@ def test_images_that_cannot_be_seen_are_refused_before_anything_is_computed(answ
     with pytest.raises(OutOfCapacity, match="the image embeddings"):
         submit(asked("x", picture(1)))
     assert host.stats().waiting == 0
+
+
+def test_attention_maps_of_a_prompt_with_images_are_refused_not_those_of_its_text(answers):
+    with pytest.raises(Incompatible, match="images"):
+        answers().host.attention_maps(AttentionMapsRequest(model="x", prompt=Prompt(chat=ONE)))
 
 
 def test_the_text_of_a_conversation_shows_where_its_images_stand(answers):

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_kernels_cpu.library import library
-from attn_kernels_cpu.products import matrix
+from attn_kernels_cpu.products import activated, linear, matrix
 
 aten = torch.ops.aten
 
@@ -53,8 +53,8 @@ class BatchInvariant(TorchFunctionMode):
         """Run a function of PyTorch, with the replacements of its operations if it has any."""
         if func in EXACT_FUNCTIONS or func.__name__ == "__get__":
             return func(*args, **(kwargs or {}))
-        if func in DIRECT and not torch.is_grad_enabled():
-            return DIRECT[func](*args, **(kwargs or {}))
+        if func in DIRECT or (func in UNTRACKED and not torch.is_grad_enabled()):
+            return (DIRECT.get(func) or UNTRACKED[func])(*args, **(kwargs or {}))
         with self._operations:
             return func(*args, **(kwargs or {}))
 
@@ -115,8 +115,10 @@ def _mm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 -- torch's name
-    out = _mm(input.reshape(-1, input.shape[-1]), weight.T).view(*input.shape[:-1], len(weight))
-    return out if bias is None else out + bias
+    if input.dtype is weight.dtype is torch.float32:
+        return linear(input, weight, bias)
+    with Operations():  # type: ignore[no-untyped-call]
+        return functional.linear(input, weight, bias)
 
 
 def _matmul(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 -- torch's name
@@ -218,20 +220,12 @@ def _sigmoid(rows: Tensor) -> Tensor:
     return (1 / (1 + (-rows.float()).exp())).to(rows.dtype)
 
 
-def _silu(rows: Tensor) -> Tensor:
-    return rows * _sigmoid(rows)
-
-
-def _direct_silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002, ARG001, FBT001, FBT002 -- torch's
-    return _silu(input)
+def _silu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002, ARG001, FBT001, FBT002 -- torch's names
+    return activated(input.float(), "silu").to(input.dtype)
 
 
 def _gelu(rows: Tensor, *, approximate: str = "none") -> Tensor:
-    wide = rows.float()
-    if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
-        return (0.5 * wide * (1 + inner.tanh())).to(rows.dtype)
-    return (0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))).to(rows.dtype)
+    return activated(rows.float(), "gelu_tanh" if approximate == "tanh" else "gelu").to(rows.dtype)
 
 
 def _softplus(rows: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
@@ -303,12 +297,9 @@ OWN: Mapping[Any, Callable[..., Any]] = {
 }
 """Operations of PyTorch whose results depend on other elements, and their replacements."""
 
-DIRECT: Mapping[Any, Callable[..., Any]] = {
-    functional.linear: _linear,
-    functional.silu: _direct_silu,
-    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
-}
-"""Frequent functions, and what the replacements of their operations compute; without gradients."""
+DIRECT: Mapping[Any, Callable[..., Any]] = {functional.linear: _linear, functional.silu: _silu}
+UNTRACKED = dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul)
+"""Frequent functions, and what the replacements of their operations compute: always, and only without gradients."""
 
 _EXACT_OF_ELEMENTS = """
 add sub rsub mul div neg abs sign sgn exp log log2 log10 log1p expm1 sin cos tanh erf sqrt rsqrt reciprocal square relu

@@ -10,11 +10,10 @@ import torch
 
 def words_of(columns, bits):
     """Numbers [rows, columns] to int32 words [rows, columns * bits / 32], lowest bits first."""
-    per, rows = 32 // bits, []
+    rows = []
     for row in columns.tolist():
-        words = [
-            sum(value << bits * place for place, value in enumerate(row[i : i + per])) for i in range(0, len(row), per)
-        ]
+        whole = sum(value << bits * place for place, value in enumerate(row))
+        words = [whole >> 32 * place & 0xFFFFFFFF for place in range(len(row) * bits // 32)]
         rows.append([word - (1 << 32) if word >= 1 << 31 else word for word in words])
     return torch.tensor(rows, dtype=torch.int32)
 
@@ -23,6 +22,9 @@ def e4m3(byte):
     """The number of a byte of E4M3 by its definition (arXiv 2209.05433, table 1)."""
     sign, exponent, mantissa = -1 if byte >> 7 else 1, byte >> 3 & 15, byte & 7
     return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+E4M3 = torch.tensor([e4m3(byte) if byte & 127 != 127 else float("nan") for byte in range(256)])
 
 
 def compressed(strategy, **weights):
@@ -95,7 +97,7 @@ class Floats:
             stored[f"{layer}.weight_packed"], numbers = codes[:, ::2] | codes[:, 1::2] << 4, LEVELS[codes.long()]
         else:
             stored[f"{layer}.weight"] = codes.view(torch.float8_e4m3fn)
-            numbers = torch.tensor([[e4m3(int(code)) for code in row] for row in codes])
+            numbers = E4M3[codes.long()]
         return stored, numbers * factors.repeat_interleave(self.size, 1)
 
 
@@ -136,3 +138,63 @@ class Int8:
         stored = {f"{layer}.weight": numbers, f"{layer}.SCB": largest}
         stored[f"{layer}.weight_format"] = torch.tensor(0, dtype=torch.uint8)
         return stored, numbers.float() * (largest / 127)[:, None]
+
+
+class Gemv:
+    """AWQ for GEMV kernels: words of eight inputs of an output, or words of 16 bits of four outputs if `fast`."""
+
+    def __init__(self, *, fast=False):
+        self.fast = fast
+        said = {"bits": 4, "group_size": 32, "zero_point": True, "version": "gemv_fast" if fast else "gemv"}
+        self.config = {"quant_method": "awq", **said}
+
+    def store(self, layer, weight, random):
+        outputs, inputs = weight.shape
+        numbers = torch.from_numpy(random.integers(0, 16, (outputs, inputs)))
+        zeros, scales = torch.zeros(outputs, 32, dtype=torch.int64), torch.zeros(outputs, 32).half()
+        zeros[:, : inputs // 32] = torch.from_numpy(random.integers(0, 16, (outputs, inputs // 32)))
+        scales[:, : inputs // 32] = torch.from_numpy(random.integers(1, 9, (outputs, inputs // 32)) / 512)
+        group = torch.arange(inputs) // 32
+        expected = (scales[:, group] * (numbers - zeros[:, group])).float()
+        if not self.fast:
+            parts = {"qweight": words_of(numbers, 4), "qzeros": words_of(zeros, 4), "scales": scales}
+            return {f"{layer}.{part}": tensor for part, tensor in parts.items()}, expected
+        words = np.zeros((outputs // 4, inputs), dtype=np.uint16)
+        for o in range(outputs):
+            for i in range(inputs):
+                place = i // 32 * 32 + i % 8 // 2 * 8 + i % 2 * 4 + i % 32 // 8
+                flat = o % 4 * 64 + place % 64
+                words[o // 4, place // 64 * 64 + flat // 4] |= int(numbers[o, i]) << 4 * (flat % 4)
+        parts = {"qweight": torch.from_numpy(words.view(np.int16)), "scales": scales.T, "qzeros": -(scales * zeros).T}
+        return {f"{layer}.{part}": tensor.contiguous() for part, tensor in parts.items()}, expected
+
+
+class TorchAo:
+    """torchao's classes of weights: scales of 32 inputs, or of rows for FP8; the header names the class."""
+
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Config", "_data": {}}}}
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def store(self, layer, weight, random):
+        outputs, inputs = weight.shape
+        spread = torch.arange(inputs) // 32
+        scales = torch.from_numpy(random.uniform(0.01, 0.02, (outputs, inputs // 32))).float()
+        if self.kind == "Float8Tensor":
+            bytes_ = torch.from_numpy(random.integers(0, 127, (outputs, inputs), dtype=np.uint8))
+            numbers = E4M3[bytes_.long()]
+            parts = {"qdata": bytes_.view(torch.float8_e4m3fn), "scale": scales[:, :1]}
+            expected = numbers * scales[:, :1]
+        elif self.kind == "Int4Tensor":
+            numbers = torch.from_numpy(random.integers(-8, 8, (outputs, inputs)))
+            zeros = torch.from_numpy(random.uniform(-0.1, 0.1, (outputs, inputs // 32))).float()
+            packed = (numbers[:, ::2] & 15 | (numbers[:, 1::2] & 15) << 4).to(torch.uint8).view(torch.int8)
+            parts = {"qdata": packed, "scale": scales.T, "zero_point": zeros.T}
+            expected = scales[:, spread] * numbers + zeros[:, spread]
+        else:
+            numbers = torch.from_numpy(random.integers(-128, 128, (outputs, inputs), dtype=np.int8))
+            zeros = torch.from_numpy(random.integers(-9, 9, scales.shape, dtype=np.int8))
+            parts = {"qdata": numbers, "scale": scales, "zero_point": zeros}
+            expected = (numbers.float() - zeros[:, spread].float()) * scales[:, spread]
+        return {f"{layer}._weight_{part}": tensor.contiguous() for part, tensor in parts.items()}, expected

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from attn_kernels_cpu import kept
-from attn_kernels_cpu.compiling import why_not
 from attn_models.loading import load_model
 from attn_models.quantization.kept import FOLDER
 from attn_models.sources import convert
 from attn_models.weights.safetensors_files import SMAPS
 
-pytestmark = pytest.mark.skipif(why_not() is not None or not SMAPS.exists(), reason="kernels, and files of Linux")
+kept = pytest.importorskip("attn_kernels_cpu.kept")
+compiling = pytest.importorskip("attn_kernels_cpu.compiling")
+pytestmark = pytest.mark.skipif(compiling.why_not() is not None or not SMAPS.exists(), reason="kernels, and Linux")
 TOKENS = torch.tensor([[1, 50, 60, 70, 2]])
 
 

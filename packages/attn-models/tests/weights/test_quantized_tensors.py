@@ -19,14 +19,14 @@ from attn_models.weights import read_folder
 from attn_models.weights.checkpoint_folder import write_folder
 from attn_models.weights.quantized_tensors import format_of, with_plain_weights
 from attn_schema.decoder import DecoderConfig
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 # With importlib mode a test file cannot import its neighbour.
 sys.path.insert(0, str(Path(__file__).parent))
-from packed_forms import BitsAndBytes, Floats, Int8, Integers, compressed, e4m3, words_of
+from packed_forms import E4M3, BitsAndBytes, Floats, Gemv, Int8, Integers, TorchAo, compressed, words_of
 
 SIZES = {"vocab_size": 48, "max_seq_len": 32, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
-KIND = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "mha", "intermediate_size": 96}
+KIND = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "mha", "intermediate_size": 128}
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,19 @@ class Gptq:
         size = inputs if self.group_size == -1 else self.group_size
         groups = math.ceil(inputs / size)
         numbers = torch.from_numpy(random.integers(0, 2**self.bits, (inputs, outputs)))
-        zeros = torch.from_numpy(random.integers(1, 2**self.bits, (groups, outputs)))
+        zeros = torch.from_numpy(random.integers(0, 2**self.bits, (groups, outputs)))
         scales = torch.from_numpy(random.uniform(0.01, 0.02, (groups, outputs))).half()
         group = torch.arange(inputs) // size
         if self.shuffled:
             group = group[torch.from_numpy(random.permutation(inputs))]
-        kept = zeros if self.form == "gptq_v2" else zeros - 1
+        kept = words_of(zeros, self.bits)
+        if self.form != "gptq_v2" and self.bits == 3:
+            kept = words_of((zeros - 1) % 8, 3)
+        elif self.form != "gptq_v2":  # as GPTQModel: words minus a word of ones
+            kept -= words_of(torch.ones(1, 32, dtype=torch.int64), self.bits)[0, 0]
         stored = {
             f"{layer}.qweight": words_of(numbers.T, self.bits).T.contiguous(),
-            f"{layer}.qzeros": words_of(kept, self.bits),
+            f"{layer}.qzeros": kept,
             f"{layer}.scales": scales,
             f"{layer}.g_idx": group.int(),
         }
@@ -76,6 +80,17 @@ class Gptq:
             g = int(group[i])
             weight[:, i] = scales[g].float() * (numbers[i] - zeros[g]).float()
         return stored, weight
+
+
+class Varied(Gptq):
+    """With `dynamic`: attention in 8 bits with groups of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.config |= {"dynamic": {"+:.*self_attn.*": {"bits": 8, "group_size": 16}}}
+
+    def store(self, layer, weight, random):
+        return (Gptq(8, 16) if "self_attn" in layer else Gptq()).store(layer, weight, random)
 
 
 class Awq:
@@ -114,12 +129,9 @@ class Fp8:
         codes[(codes & 127) == 127] = 0
         shape, of = self.scales(outputs, inputs)
         scales = torch.from_numpy(random.uniform(1e-3, 2e-3, shape)).float()
-        numbers = torch.tensor([[e4m3(int(code)) for code in row] for row in codes])
+        numbers, factors = E4M3[torch.from_numpy(codes).long()].numpy(), scales.numpy()
         expected = torch.tensor(
-            [
-                [float(np.float32(numbers[o, i]) * np.float32(of(scales, o, i))) for i in range(inputs)]
-                for o in range(outputs)
-            ]
+            [[float(numbers[o, i] * of(factors, o, i)) for i in range(inputs)] for o in range(outputs)]
         )
         stored = {f"{layer}.weight": torch.from_numpy(codes).view(torch.float8_e4m3fn), f"{layer}.{self.name}": scales}
         stored |= {f"{layer}.{own}": torch.tensor(0.5) for own in self.activations}
@@ -145,7 +157,15 @@ FORMATS = {
     "gptq, 2 bits, one group": Gptq(2, -1),
     "gptq v2": Gptq(form="gptq_v2"),
     "gptq, format unsaid": Gptq(form=None),
+    "gptq, 3 bits": Gptq(3),
+    "gptq v2, 3 bits, shuffled": Gptq(3, form="gptq_v2", shuffled=True),
+    "gptq, bits of each weight": Varied(),
     "awq": Awq(),
+    "awq, gemv": Gemv(),
+    "awq, gemv_fast": Gemv(fast=True),
+    "torchao, int8": TorchAo("Int8Tensor"),
+    "torchao, fp8": TorchAo("Float8Tensor"),
+    "torchao, int4": TorchAo("Int4Tensor"),
     "fp8 in blocks": Fp8(BLOCKED, blocks, "weight_scale_inv"),
     "fp8 whole, activations known": Fp8(
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
@@ -180,6 +200,10 @@ def folder_of(path, plain, form):
         else:
             stored[name] = tensor
     write_folder(path, config | {"quantization_config": form.config}, stored)
+    if isinstance(form, TorchAo):
+        classes = {name: json.dumps({"_type": form.kind if is_linear(name) else "Tensor"}) for name in tensors}
+        save_file(stored, path / "model.safetensors", metadata={"format": "pt", "tensor_names": "[]", **classes})
+        (path / "manifest.json").unlink()
     return expected
 
 
@@ -235,13 +259,16 @@ def test_experts_in_mxfp4_are_those_of_the_format_and_of_transformers(plain, tmp
         (Gptq(shuffled=True), False),
         (Gptq(bits=8), False),
         (Gptq(group_size=16), False),
+        (Varied(), None),
     ],
 )
 def test_four_bits_in_whole_groups_stay_as_they_are_and_serve_the_same_numbers(plain, form, stays, tmp_path):
+    # The other tensors in bfloat16, so that only the format says that these weights need more.
+    plain = plain[0], {name: tensor if is_linear(name) else tensor.bfloat16() for name, tensor in plain[1].items()}
     expected = folder_of(tmp_path / "packed", plain, form)
     kept = with_plain_weights(read_folder(tmp_path / "packed"), in_blocks=True).tensors
     linear = [name for name in expected if is_linear(name)]
-    assert {type(kept[name]) is BlockTensor for name in linear} == {stays}
+    assert {type(kept[name]) is BlockTensor for name in linear} == ({True, False} if stays is None else {stays})
     write_folder(tmp_path / "plain", plain[0], expected)
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     with torch.no_grad():
@@ -250,15 +277,14 @@ def test_four_bits_in_whole_groups_stay_as_they_are_and_serve_the_same_numbers(p
 
 
 CHANGES = [
-    (Gptq(), {"bits": 3}, "bits"),
+    (Gptq(), {"bits": 5}, "bits"),
     (Gptq(), {"bits": "4"}, "bits"),
     (Gptq(), {"group_size": 0}, "group_size"),
     (Gptq(), {"checkpoint_format": "marlin"}, "checkpoint_format"),
     (Gptq(), {"is_marlin_format": True}, "is_marlin_format"),
-    (Gptq(), {"dynamic": {"-:.*": {}}}, "dynamic"),
     (Gptq(), {"rotation": "hadamard"}, "rotation"),
-    (Awq(), {"version": "gemv"}, "version"),
-    (Awq(), {"zero_point": False}, "zero_point"),
+    (Awq(), {"version": "marlin"}, "version"),
+    (TorchAo("NVFP4Tensor"), {}, "quant_type.*NVFP4Tensor"),
     (Awq(), {"bits": 8}, "bits"),
     (FORMATS["fp8 in blocks"], {"fmt": "e5m2"}, "fmt"),
     (FORMATS["fp8 in blocks"], {"weight_block_size": [40]}, "weight_block_size"),
@@ -280,7 +306,7 @@ CHANGES = [
 )
 def test_what_is_not_computed_is_refused_by_name(plain, form, change, named, tmp_path):
     folder_of(tmp_path / "packed", plain, form)
-    (tmp_path / "packed" / "manifest.json").unlink()
+    (tmp_path / "packed" / "manifest.json").unlink(missing_ok=True)
     path = tmp_path / "packed" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"quantization_config": form.config | change}))
@@ -299,7 +325,7 @@ LAYER = "model.layers.0.mlp.up_proj"
         (Gptq(), lambda t: t.update({f"{LAYER}.scales": t[f"{LAYER}.scales"][:1]}), "scales has shape"),
         (Gptq(), lambda t: t[f"{LAYER}.g_idx"].fill_(7), "g_idx refers to a group"),
         (Gptq(), lambda t: t[f"{LAYER}.g_idx"].fill_(-1), "g_idx refers to a group"),
-        (Gptq(), lambda t: t.update({f"{LAYER}.weight": torch.ones(96, 64)}), "plain and quantised"),
+        (Gptq(), lambda t: t.update({f"{LAYER}.weight": torch.ones(128, 64)}), "plain and quantised"),
         (Gptq(), lambda t: t[f"{LAYER}.scales"].fill_(torch.inf), "NaN or infinity"),
         (Awq(), lambda t: t.update({f"{LAYER}.qzeros": t[f"{LAYER}.qzeros"][:, :1]}), "qzeros has shape"),
         (FORMATS["fp8 in blocks"], lambda t: t.pop(f"{LAYER}.weight_scale_inv"), "has no weight_scale_inv"),
@@ -314,6 +340,8 @@ LAYER = "model.layers.0.mlp.up_proj"
         (BitsAndBytes(), lambda t: t.pop(f"{LAYER}.weight.absmax"), "absmax.*is missing"),
         (BitsAndBytes(), lambda t: t.update({f"{LAYER}.weight": torch.ones(9, 1, dtype=torch.uint8)}), "does not fit"),
         (BitsAndBytes(), lambda t: t[f"{LAYER}.weight.quant_state.bitsandbytes__nf4"].fill_(1), "not the JSON"),
+        (Gemv(), lambda t: t.update({f"{LAYER}.scales": torch.ones(128, 1)}), "do not fit groups of 32"),
+        (Varied(), lambda t: t.update({f"{LAYER}.g_idx": torch.zeros(7, dtype=torch.int32)}), "bits"),
         (Int8(), lambda t: t.update({f"{LAYER}.SCB": torch.ones(3)}), "a scale for each output"),
         (Int8(), lambda t: t[f"{LAYER}.weight_format"].fill_(1), "only rows"),
         (FORMATS["compressed, channel"], lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(7, 1)}), "one scale"),
@@ -321,11 +349,9 @@ LAYER = "model.layers.0.mlp.up_proj"
 )
 def test_tensors_that_are_not_those_of_the_format_are_refused_by_name(plain, form, damage, said, tmp_path):
     folder_of(tmp_path / "packed", plain, form)
-    from safetensors.torch import save_file
-
     tensors = load_file(tmp_path / "packed" / "model.safetensors")
     damage(tensors)
-    (tmp_path / "packed" / "manifest.json").unlink()
+    (tmp_path / "packed" / "manifest.json").unlink(missing_ok=True)
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "packed" / "model.safetensors"
     )
@@ -372,10 +398,27 @@ def test_gpt_oss_with_experts_in_mxfp4_gives_the_logits_of_transformers(tmp_path
         torch.testing.assert_close(load_model(tmp_path / "model").model(tokens), peer(tokens).logits, rtol=0, atol=1e-4)
 
 
-# As `to_dict` of transformers 5.24's classes, besides the keys that the forms above have.
+# As `to_dict` of transformers 5.24's classes and GPTQModel 7.7, besides the keys that the forms above have.
 WRITTEN = {
-    "gptq": {"damp_percent": 0.1, "act_group_aware": True, "model_seqlen": None, "format": "gptq", "backend": "auto"},
-    "awq": {"desc_act": False, "act_group_aware": True, "sym": True, "format": "gemm", "true_sequential": True},
+    "gptq": {
+        "method": "gptq",
+        "lm_head": False,
+        "meta": {"quantizer": ["gptqmodel:7.7.0"]},
+        "damp_percent": 0.1,
+        "act_group_aware": True,
+        "model_seqlen": None,
+        "format": "gptq",
+        "backend": "auto",
+    },
+    "awq": {
+        "checkpoint_format": "gemm",
+        "pack_dtype": "int32",
+        "desc_act": False,
+        "act_group_aware": True,
+        "sym": True,
+        "format": "gemm",
+        "true_sequential": True,
+    },
     "fp8": {"modules_to_convert": None, "scale_fmt": "float", "expert_dtype": "fp8", "dequantize": False},
     "compressed-tensors": {"config_groups": None, "moe_sparsity_config": None, "run_compressed": True},
 }

@@ -18,6 +18,7 @@ class ModelState(StrEnum):
     LOADING = "loading"
     SERVING = "serving"
     DRAINING = "draining"
+    SLEEPING = "sleeping"
     FAILED = "failed"
 
 

@@ -42,7 +42,7 @@ DECODER_DEFAULTS = {
 Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post", "both", "after", "parallel", "parallel_shared"]
 FeedForwardKind = Literal[
-    "gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped", "none"
+    "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped", "none"
 ]
 GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_clamped")
 Positions = Literal["learned", "sinusoidal", "rotary", "none"]

@@ -151,6 +151,50 @@ class UnloadModelResponse(Schema, frozen=True, kw_only=True):
     """Nothing: the model is unloaded."""
 
 
+ShutdownTimeout = Annotated[float, Meta(description="Seconds in which running requests may end; 0 aborts them.")] | None
+
+
+class SleepRequest(Schema, frozen=True, kw_only=True):
+    """A request to free a model's memory until it is woken up."""
+
+    name: Name = ""
+    shutdown_timeout: ShutdownTimeout = None
+
+
+class SleepResponse(Schema, frozen=True, kw_only=True):
+    """The model, which sleeps."""
+
+    model: Annotated[ModelInfo, Meta(description="The model.")] = ModelInfo()
+
+
+class WakeUpRequest(Schema, frozen=True, kw_only=True):
+    """A request to load a sleeping model again."""
+
+    name: Name = ""
+
+
+class WakeUpResponse(Schema, frozen=True, kw_only=True):
+    """The model, which serves again."""
+
+    model: Annotated[ModelInfo, Meta(description="The model.")] = ModelInfo()
+
+
+class UpdateWeightsRequest(Schema, frozen=True, kw_only=True):
+    """A part of a safetensors file with the weights that replace those of a model, in the layout of its folder."""
+
+    name: Name = ""
+    data: Annotated[bytes, Meta(description="Bytes of the file.")] = b""
+    offset: Annotated[int, Meta(description="Place of the bytes in the file; 0 begins a new one.")] = 0
+    last: Annotated[bool, Meta(description="Whether the file is whole: the weights are checked and replaced.")] = False
+    shutdown_timeout: ShutdownTimeout = None
+
+
+class UpdateWeightsResponse(Schema, frozen=True, kw_only=True):
+    """The model, with its new weights after the last part."""
+
+    model: Annotated[ModelInfo, Meta(description="The model.")] = ModelInfo()
+
+
 class ScaleModelRequest(Schema, frozen=True, kw_only=True):
     """A request to change how many engines serve a model."""
 
@@ -335,6 +379,12 @@ UNLOAD_MODEL: Final = Method(
 SCALE_MODEL: Final = Method(
     service=MODELS, name="ScaleModel", request=ScaleModelRequest, response=ScaleModelResponse, changes=True
 )
+SLEEP: Final = Method(service=MODELS, name="Sleep", request=SleepRequest, response=SleepResponse, changes=True)
+WAKE_UP: Final = Method(service=MODELS, name="WakeUp", request=WakeUpRequest, response=WakeUpResponse, changes=True)
+UPDATE_WEIGHTS: Final = Method(
+    service=MODELS, name="UpdateWeights", request=UpdateWeightsRequest, response=UpdateWeightsResponse,
+    repeatable=False, changes=True,
+)  # fmt: skip
 LIST_MECHANISMS: Final = Method(
     service=CATALOG, name="ListMechanisms", request=ListMechanismsRequest, response=ListMechanismsResponse
 )
@@ -374,7 +424,7 @@ DELETE_TRAINING_JOB: Final = Method(
 
 METHODS: Final[tuple[Row, ...]] = (
     GENERATE, SCORE, EMBED, TOKENIZE, ATTENTION_MAPS, GET_ENGINE_STATS,
-    LIST_MODELS, GET_MODEL, LOAD_MODEL, UNLOAD_MODEL, SCALE_MODEL,
+    LIST_MODELS, GET_MODEL, LOAD_MODEL, UNLOAD_MODEL, SCALE_MODEL, SLEEP, WAKE_UP, UPDATE_WEIGHTS,
     LIST_MECHANISMS, GET_MECHANISM,
     SUBMIT_TRAINING_JOB, ESTIMATE_TRAINING_JOB, GET_TRAINING_JOB, LIST_TRAINING_JOBS, WATCH_TRAINING_JOB,
     CANCEL_TRAINING_JOB, RESUME_TRAINING_JOB, DELETE_TRAINING_JOB,

@@ -148,7 +148,8 @@ def stepped_logits(model: Any, tokens: Tensor, counts: Iterable[int], source: Te
 
     `source` is the encoder input of an encoder-decoder model.
     """
-    store, done, found = DictionaryStore(model.state_specs(), "float32"), 0, []
+    exact = next(model.parameters()).dtype == torch.float64
+    store, done, found = DictionaryStore(model.state_specs(), "float64" if exact else "float32"), 0, []
     store.admit(0)
     if source is not None:
         store.write_source(0, model.encode(source))

@@ -36,6 +36,8 @@ class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState
     """Finishing what runs; new requests are refused."""
     MODEL_STATE_FAILED: _ModelState.ValueType  # 4
     """Could not be loaded or has died; see `state_detail`."""
+    MODEL_STATE_SLEEPING: _ModelState.ValueType  # 5
+    """Has freed its memory until it is woken up."""
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
     """Where a model is in its life."""
@@ -50,6 +52,8 @@ MODEL_STATE_DRAINING: ModelState.ValueType  # 3
 """Finishing what runs; new requests are refused."""
 MODEL_STATE_FAILED: ModelState.ValueType  # 4
 """Could not be loaded or has died; see `state_detail`."""
+MODEL_STATE_SLEEPING: ModelState.ValueType  # 5
+"""Has freed its memory until it is woken up."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 @_typing.final
@@ -626,6 +630,168 @@ class UnloadModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class SleepRequest(_message.Message):
+    """Request of Sleep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHUTDOWN_TIMEOUT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The model's name."""
+    shutdown_timeout: _builtins.float
+    """How long running requests may take to finish, in seconds; 0 aborts them. Absent means 30."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        shutdown_timeout: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout", "shutdown_timeout", b"shutdown_timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout", "name", b"name", "shutdown_timeout", b"shutdown_timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shutdown_timeout: _TypeAlias = _typing.Literal["shutdown_timeout"]  # noqa: Y015
+    _WhichOneofArgType__shutdown_timeout: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shutdown_timeout) -> _WhichOneofReturnType__shutdown_timeout | None: ...
+
+Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
+
+@_typing.final
+class SleepResponse(_message.Message):
+    """Response of Sleep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___ModelInfo:
+        """The model, which sleeps."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___ModelInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class WakeUpRequest(_message.Message):
+    """Request of WakeUp."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The model's name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
+
+@_typing.final
+class WakeUpResponse(_message.Message):
+    """Response of WakeUp."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___ModelInfo:
+        """The model, which serves again."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___ModelInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpResponse: _TypeAlias = WakeUpResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsRequest(_message.Message):
+    """Request of UpdateWeights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    SHUTDOWN_TIMEOUT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The model's name."""
+    data: _builtins.bytes
+    """Bytes of the safetensors file."""
+    offset: _builtins.int
+    """Their place in the file; 0 begins a new one."""
+    last: _builtins.bool
+    """Whether the file is whole: its weights are checked and replace the model's."""
+    shutdown_timeout: _builtins.float
+    """How long running requests may take to finish, in seconds; 0 aborts them. Absent means 30."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
+        last: _builtins.bool = ...,
+        shutdown_timeout: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout", "shutdown_timeout", b"shutdown_timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout", "data", b"data", "last", b"last", "name", b"name", "offset", b"offset", "shutdown_timeout", b"shutdown_timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shutdown_timeout: _TypeAlias = _typing.Literal["shutdown_timeout"]  # noqa: Y015
+    _WhichOneofArgType__shutdown_timeout: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shutdown_timeout) -> _WhichOneofReturnType__shutdown_timeout | None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    """Response of UpdateWeights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___ModelInfo:
+        """The model."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___ModelInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
 
 @_typing.final
 class ScaleModelRequest(_message.Message):

@@ -60,6 +60,21 @@ class ModelServiceStub:
                 request_serializer=attn_dot_v1_dot_model__pb2.ScaleModelRequest.SerializeToString,
                 response_deserializer=attn_dot_v1_dot_model__pb2.ScaleModelResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/attn.v1.ModelService/Sleep',
+                request_serializer=attn_dot_v1_dot_model__pb2.SleepRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_model__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/attn.v1.ModelService/WakeUp',
+                request_serializer=attn_dot_v1_dot_model__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_model__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/attn.v1.ModelService/UpdateWeights',
+                request_serializer=attn_dot_v1_dot_model__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_model__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -102,6 +117,27 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Frees the memory of a model, weights and KV cache, until it is woken up; for admins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Loads a sleeping model again, with the weights that it had; for admins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Replaces the weights of a model by those of a safetensors file, which is sent in parts; for admins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +165,21 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ScaleModel,
                     request_deserializer=attn_dot_v1_dot_model__pb2.ScaleModelRequest.FromString,
                     response_serializer=attn_dot_v1_dot_model__pb2.ScaleModelResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=attn_dot_v1_dot_model__pb2.SleepRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_model__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=attn_dot_v1_dot_model__pb2.WakeUpRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_model__pb2.WakeUpResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=attn_dot_v1_dot_model__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_model__pb2.UpdateWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +318,87 @@ class ModelService:
             '/attn.v1.ModelService/ScaleModel',
             attn_dot_v1_dot_model__pb2.ScaleModelRequest.SerializeToString,
             attn_dot_v1_dot_model__pb2.ScaleModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attn.v1.ModelService/Sleep',
+            attn_dot_v1_dot_model__pb2.SleepRequest.SerializeToString,
+            attn_dot_v1_dot_model__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attn.v1.ModelService/WakeUp',
+            attn_dot_v1_dot_model__pb2.WakeUpRequest.SerializeToString,
+            attn_dot_v1_dot_model__pb2.WakeUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attn.v1.ModelService/UpdateWeights',
+            attn_dot_v1_dot_model__pb2.UpdateWeightsRequest.SerializeToString,
+            attn_dot_v1_dot_model__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

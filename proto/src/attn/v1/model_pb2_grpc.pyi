@@ -45,6 +45,12 @@ class ModelServiceStub:
     """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
     ScaleModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.ScaleModelRequest, _model_pb2.ScaleModelResponse]
     """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_model_pb2.SleepRequest, _model_pb2.SleepResponse]
+    """Frees the memory of a model, weights and KV cache, until it is woken up; for admins."""
+    WakeUp: _grpc.UnaryUnaryMultiCallable[_model_pb2.WakeUpRequest, _model_pb2.WakeUpResponse]
+    """Loads a sleeping model again, with the weights that it had; for admins."""
+    UpdateWeights: _grpc.UnaryUnaryMultiCallable[_model_pb2.UpdateWeightsRequest, _model_pb2.UpdateWeightsResponse]
+    """Replaces the weights of a model by those of a safetensors file, which is sent in parts; for admins."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -63,6 +69,12 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
     ScaleModel: _aio.UnaryUnaryMultiCallable[_model_pb2.ScaleModelRequest, _model_pb2.ScaleModelResponse]  # type: ignore[assignment]
     """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_model_pb2.SleepRequest, _model_pb2.SleepResponse]  # type: ignore[assignment]
+    """Frees the memory of a model, weights and KV cache, until it is woken up; for admins."""
+    WakeUp: _aio.UnaryUnaryMultiCallable[_model_pb2.WakeUpRequest, _model_pb2.WakeUpResponse]  # type: ignore[assignment]
+    """Loads a sleeping model again, with the weights that it had; for admins."""
+    UpdateWeights: _aio.UnaryUnaryMultiCallable[_model_pb2.UpdateWeightsRequest, _model_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """Replaces the weights of a model by those of a safetensors file, which is sent in parts; for admins."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The models a server has loaded."""
@@ -108,5 +120,29 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.ScaleModelResponse, _abc.Awaitable[_model_pb2.ScaleModelResponse]]:
         """Changes how many engines serve a model and returns when they do; those given back hand their requests to the others."""
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _model_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.SleepResponse, _abc.Awaitable[_model_pb2.SleepResponse]]:
+        """Frees the memory of a model, weights and KV cache, until it is woken up; for admins."""
+
+    @_abc_1.abstractmethod
+    def WakeUp(
+        self,
+        request: _model_pb2.WakeUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.WakeUpResponse, _abc.Awaitable[_model_pb2.WakeUpResponse]]:
+        """Loads a sleeping model again, with the weights that it had; for admins."""
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request: _model_pb2.UpdateWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.UpdateWeightsResponse, _abc.Awaitable[_model_pb2.UpdateWeightsResponse]]:
+        """Replaces the weights of a model by those of a safetensors file, which is sent in parts; for admins."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

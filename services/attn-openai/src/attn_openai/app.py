@@ -94,6 +94,9 @@ PATHS = {f"POST {path}": endpoint.does for path, endpoint in POSTS.items()} | {
     "GET /api/tags": "The models that are loaded, in the format of Ollama's API.",
     "GET /api/ps": "The same, with their contexts.",
     "GET /api/version": "The version of this package, in the format of Ollama's API; needs no token.",
+    "POST /sleep": "Frees the memory of a model until it is woken up; for admins.",
+    "POST /wake_up": "Loads a sleeping model again; for admins.",
+    "GET /is_sleeping": "Whether a model sleeps.",
     "GET /v1/models": "The models that are loaded.",
     "GET /v1/models/{name:path}": "One model.",
     "GET /metrics": "The metrics for Prometheus; needs a token if the server has tokens.",
@@ -171,6 +174,9 @@ class HttpApplication:
             "GET /api/tags": self._told(ollama.tags),
             "GET /api/ps": self._told(ollama.running),
             "GET /api/version": self._version,
+            "POST /sleep": self._asked(completions.sleep),
+            "POST /wake_up": self._asked(completions.wake_up),
+            "GET /is_sleeping": self._asked(completions.is_sleeping),
             "GET /v1/models": self._told(completions.models),
             "GET /v1/models/{name:path}": self._guarded(self._model),
             "GET /metrics": self._guarded(self._metrics),
@@ -183,8 +189,8 @@ class HttpApplication:
         answers |= {
             "GET /": pages.home,
             "GET /ui": pages.home,
-            "POST /ui/data/mechanism": self._guarded(self._page_data(pages.mechanism)),
-            "POST /ui/data/check": self._guarded(self._page_data(pages.check)),
+            "POST /ui/data/mechanism": self._asked(pages.mechanism),
+            "POST /ui/data/check": self._asked(pages.check),
             "GET /ui/{path:path}": pages.file,
         }
         named = [Route(key.split()[1], answers[key], methods=[key.split()[0]]) for key in PATHS | PAGE_PATHS]
@@ -213,12 +219,11 @@ class HttpApplication:
 
         return self._guarded(handle)
 
-    @staticmethod
-    def _page_data(answer: Callable[[Request, HttpCaller], Coroutine[Any, Any, Any]]) -> Any:
+    def _asked(self, answer: Callable[[Request, HttpCaller], Coroutine[Any, Any, Any]]) -> Any:
         async def handle(request: Request, caller: HttpCaller) -> Response:
             return json_response(await unless_gone(request.receive, answer(request, caller)))
 
-        return handle
+        return self._guarded(handle)
 
     def _guarded(self, handle: Handle) -> Any:
         """An endpoint that responds with the result of `handle`, or with the error that it raises."""

@@ -22,6 +22,7 @@ from attn_schema import (
     EmbedRequest,
     GenerateRequest,
     ModelInfo,
+    ModelState,
     OutputDelta,
     Prompt,
     ScoreRequest,
@@ -30,7 +31,18 @@ from attn_schema import (
     TopLogprob,
     Usage,
 )
-from attn_schema.methods import EMBED, GENERATE, LIST_MODELS, SCORE, ListModelsRequest
+from attn_schema.methods import (
+    EMBED,
+    GENERATE,
+    LIST_MODELS,
+    SCORE,
+    SLEEP,
+    WAKE_UP,
+    ListModelsRequest,
+    SleepRequest,
+    WakeUpRequest,
+)
+from starlette.requests import Request
 
 from attn_openai.caller import HttpCaller
 from attn_openai.chat import FINISH_REASONS, Conversation, usage_of
@@ -388,6 +400,39 @@ async def loaded_models(caller: HttpCaller) -> tuple[ModelInfo, ...]:
 async def models(caller: HttpCaller) -> dict[str, Any]:
     """GET /v1/models."""
     return {"object": "list", "data": [model_of(info) for info in await loaded_models(caller)]}
+
+
+async def named_or_only(asked: Request, caller: HttpCaller, *others: str) -> ModelInfo:
+    """The model that a query names, or the only one. Raises `InvalidValue` for parameters besides `others`."""
+    unknown = sorted(set(asked.query_params) - {"model", *others})
+    found = await loaded_models(caller)
+    name = asked.query_params.get("model", found[0].name if len(found) == 1 else "")
+    if unknown or not name:
+        given = ", ".join(unknown) or f"no model, of {len(found)}"
+        raise InvalidValue.of("query", given, ", ".join(("model", *others)))
+    return await caller.model(name)
+
+
+async def sleep(asked: Request, caller: HttpCaller) -> dict[str, Any]:
+    """POST /sleep, as in vLLM; at every level the weights can be loaded again. `mode` abort does not wait."""
+    model, mode = await named_or_only(asked, caller, "level", "mode"), asked.query_params.get("mode", "wait")
+    if mode not in ("abort", "wait"):
+        raise InvalidValue.of("mode", mode, "abort or wait")
+    await caller.unary(SLEEP, SleepRequest(name=model.name, shutdown_timeout=0.0 if mode == "abort" else None))
+    return await is_sleeping(asked, caller)
+
+
+async def wake_up(asked: Request, caller: HttpCaller) -> dict[str, Any]:
+    """POST /wake_up, as in vLLM."""
+    model = await named_or_only(asked, caller)
+    await caller.unary(WAKE_UP, WakeUpRequest(name=model.name))
+    return await is_sleeping(asked, caller)
+
+
+async def is_sleeping(asked: Request, caller: HttpCaller) -> dict[str, Any]:
+    """GET /is_sleeping, as in vLLM."""
+    model = await named_or_only(asked, caller, "level", "mode")
+    return {"is_sleeping": model.state is ModelState.SLEEPING}
 
 
 async def tokenize(request: TokenizeFields, caller: HttpCaller) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class ChildProcess(EngineClient):
         self._client: ReplicaClient | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._deaths: list[float] = []
+        self._updated = False
         self._end: AttnError | None = Unavailable(f"model {name!r} is not running")
         self._reserved = ExitStack()
 
@@ -114,6 +115,19 @@ class ChildProcess(EngineClient):
         """Remove an adapter; running tasks go on."""
         self._adapters.remove(name)
         await self._running().call("unload_adapter", name)
+
+    async def sleep(self, shutdown_timeout: float) -> None:
+        """Free the memory of weights and KV cache in the child."""
+        await self._running().call("sleep", shutdown_timeout)
+
+    async def wake_up(self) -> None:
+        """Load the model again in the child."""
+        await self._running().call("wake_up")
+
+    async def update_weights(self, data: bytes, offset: int, shutdown_timeout: float, *, last: bool) -> None:
+        """See `EngineClient.update_weights`; a child that dies later is not started again, as the weights die too."""
+        await self._running().call("update_weights", data, offset, shutdown_timeout, last)
+        self._updated = self._updated or last
 
     async def stats(self) -> EngineStats:
         """The current engine statistics."""
@@ -177,6 +191,9 @@ class ChildProcess(EngineClient):
         now = asyncio.get_running_loop().time()
         await lost.close()
         words = await self._end_child(DEAD_SECONDS)
+        if self._updated:
+            self._fail(Unavailable(f"the engine of {self._name!r} died with its updated weights; load the model again"))
+            return
         while True:
             self._deaths = [*(at for at in self._deaths if now - at < DEATHS_SECONDS), now]
             if len(self._deaths) >= MAX_DEATHS:

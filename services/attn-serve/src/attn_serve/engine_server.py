@@ -168,6 +168,8 @@ class EngineServer:
                 return await self._prefill(session_id, task)
             case "cancel", (task_id,):
                 await self._cancel(task_id)
+            case "update_weights", (*part, last):
+                await self.engine.update_weights(*part, last=last)
             case _:
                 return await getattr(self.engine, method)(*arguments)
         return None

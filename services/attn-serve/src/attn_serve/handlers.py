@@ -16,6 +16,7 @@ from attn_schema import (
     EmbedRequest,
     EngineStats,
     GenerateRequest,
+    ModelState,
     OutputDelta,
     Prompt,
     Resumption,
@@ -37,8 +38,14 @@ from attn_schema.methods import (
     ScaleModelRequest,
     ScaleModelResponse,
     ScoreResponse,
+    SleepRequest,
+    SleepResponse,
     UnloadModelRequest,
     UnloadModelResponse,
+    UpdateWeightsRequest,
+    UpdateWeightsResponse,
+    WakeUpRequest,
+    WakeUpResponse,
 )
 
 from attn_serve.refusals import RequestSize, estimated_tokens, most_new_tokens
@@ -59,6 +66,14 @@ def text_task(
     return TextTask(
         prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant, adapter=adapter, resume=resume
     )
+
+
+def checked_timeout(given: float | None) -> float:
+    """The seconds in which running requests may end, by default 30; raises `InvalidValue`."""
+    timeout = DEFAULT_SHUTDOWN_TIMEOUT if given is None else given
+    if not 0 <= timeout <= MAX_SHUTDOWN_TIMEOUT:
+        raise InvalidValue.of("shutdown_timeout", timeout, f"0 to {MAX_SHUTDOWN_TIMEOUT:g}")
+    return timeout
 
 
 class InferenceHandlers:
@@ -185,10 +200,27 @@ class ModelHandlers:
         )
         return ScaleModelResponse(model=model.now())
 
+    async def sleep(self, request: SleepRequest, call: Call) -> SleepResponse:
+        """Free a model's memory until it is woken up."""
+        call.caller.require_admin("sleep")
+        timeout = checked_timeout(request.shutdown_timeout)
+        model = await self._served.switch(request.name, lambda engine: engine.sleep(timeout), ModelState.SLEEPING)
+        return SleepResponse(model=model.now())
+
+    async def wake_up(self, request: WakeUpRequest, call: Call) -> WakeUpResponse:
+        """Load a sleeping model again."""
+        call.caller.require_admin("wake_up")
+        model = await self._served.switch(request.name, lambda engine: engine.wake_up(), ModelState.SERVING)
+        return WakeUpResponse(model=model.now())
+
+    async def update_weights(self, request: UpdateWeightsRequest, call: Call) -> UpdateWeightsResponse:
+        """Take a part of a safetensors file, whose weights replace the model's after the last part."""
+        call.caller.require_admin("update_weights")
+        part = request.data, request.offset, checked_timeout(request.shutdown_timeout)
+        model = await self._served.switch(request.name, lambda engine: engine.update_weights(*part, last=request.last))
+        return UpdateWeightsResponse(model=model.now())
+
     async def unload_model(self, request: UnloadModelRequest, call: Call) -> UnloadModelResponse:
         """Take a model out of service."""
-        timeout = DEFAULT_SHUTDOWN_TIMEOUT if request.shutdown_timeout is None else request.shutdown_timeout
-        if not 0 <= timeout <= MAX_SHUTDOWN_TIMEOUT:
-            raise InvalidValue.of("shutdown_timeout", timeout, f"0 to {MAX_SHUTDOWN_TIMEOUT:g}")
-        await self._served.unload(request.name, timeout, call.caller.sees)
+        await self._served.unload(request.name, checked_timeout(request.shutdown_timeout), call.caller.sees)
         return UnloadModelResponse()

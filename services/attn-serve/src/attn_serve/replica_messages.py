@@ -222,6 +222,9 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "stats": (tuple[()], EngineStats),
     "load_adapter": (tuple[str, Path], None),
     "unload_adapter": (tuple[str], None),
+    "sleep": (tuple[float], None),
+    "wake_up": (tuple[()], None),
+    "update_weights": (tuple[bytes, int, float, bool], None),
 }
 """The argument types and the result type of each method that a gateway may call."""
 

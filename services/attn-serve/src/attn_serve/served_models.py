@@ -15,6 +15,7 @@ from typing import NamedTuple
 from attn_core.errors import (
     AlreadyExists,
     AttnError,
+    Incompatible,
     InvalidValue,
     PermissionDenied,
     Unavailable,
@@ -267,6 +268,24 @@ class ServedModels:
                 adapter.engine = engine
             await former.stop(HANDOVER_SECONDS)
         model.deployment = deployment
+        return model
+
+    async def switch(
+        self, name: str, change: Callable[[EngineClient], Awaitable[None]], state: ModelState | None = None
+    ) -> ServedModel:
+        """Let a model's engine sleep, wake up or take other weights, and set its `state` after that.
+
+        Raises `Unavailable` for a model that neither serves nor sleeps, or sleeps and is to get weights, and
+        `Incompatible` while adapters are loaded on it, which were made for its weights.
+        """
+        model = self.find(name)
+        if model.info.state is not ModelState.SLEEPING or state is None:
+            require_serving(model)
+        if model.base is not None or self._adapters_of(model):
+            raise Incompatible(f"adapters are loaded on {name!r}, or it is one: unload them first", name=name)
+        await change(model.engine)
+        if state is not None:
+            model.info = model.info.replace(state=state)
         return model
 
     async def apply(self, wanted: Mapping[str, WantedModel], former: Collection[str]) -> None:

@@ -28,13 +28,11 @@ from attn_train.data.labels import QUESTIONS, questions, read_labels, shortened,
 from attn_train.data.load import text_path
 from attn_train.data.treebank import read_sentences, tokenize_sentences
 from attn_train.tasks.image_classification import LabelledImages, classification_metrics
-from attn_train.tasks.language_modeling import read_text
+from attn_train.tasks.language_modeling import read_text, text_measures
 from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, MaskedText, masked_metrics
 from attn_train.tasks.token_classification import tagging_accuracy
 
 BATCH = 32
-MOST_NATS = 700.0
-"""Nats of a word, as of a text without blanks, from which its perplexity is infinite."""
 
 
 def evaluate(folder: Path, data: str, home: Path, where: DeviceConfig = DeviceConfig()) -> dict[str, float]:  # noqa: B008  (frozen)
@@ -121,10 +119,7 @@ def _language_model(folder: Path, data: str, home: Path, where: DeviceConfig) ->
     text, ids = _read(data, loaded.tokenizer, home)
     window = min(MAX_WINDOW, loaded.model.max_seq_len)
     loss = text_loss(loaded.model, ids, window)
-    bits = loss * (len(ids) - 1) / math.log(2)
-    found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits / len(text.encode())}
-    nats_per_word = loss * (len(ids) - 1) / max(1, len(text.split()))
-    found["word_perplexity"] = math.exp(nats_per_word) if nats_per_word < MOST_NATS else math.inf
+    found = {"loss": loss, "perplexity": math.exp(loss)} | text_measures(loss * (len(ids) - 1), text)
     return {"tokens": float(len(ids)), "window": float(window), **found}
 
 

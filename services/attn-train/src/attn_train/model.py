@@ -6,16 +6,18 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import psutil
 import torch
 from attn_core import Capability, Mechanism, installed
-from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
+from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError, WrongState
 from attn_core.models import ModelFamily
 from attn_core.reinforce import samples_keys
 from attn_models.device import resolve_device, total_memory
 from attn_schema.decoder import OWN_BIASES
+from attn_schema.home import models_folder
 from attn_schema.model import DECODER, ModelConfig
 from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
@@ -285,7 +287,14 @@ def _require_memory(parameters: int, device: torch.device, others: int) -> None:
 def _require_disk(parameters: int, keep: int, home: Path) -> None:
     # The kept checkpoints and one that is being written exist at the same time; the finished model is written last.
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4) + SPARE_BYTES
-    home.mkdir(parents=True, exist_ok=True)
+    for folder in (home / "jobs", models_folder(home)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            problem = f"the server cannot write to {folder}, where a job's checkpoints and its model go"
+            raise WrongState(f"{problem}: {error.strerror}") from error
     free = shutil.disk_usage(home).free
     if needed > free:
         raise OutOfCapacity(f"the job needs {needed} bytes of disk in {home}; {free} are free")

@@ -9,9 +9,12 @@ import torch
 from attn_core.kernels.base import Anything, OneOf
 from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.product import ProductKernel, ProductProblem
+from attn_schema.training import OptimizerConfig
+from attn_train.optimizer import adamw
 from attn_train.precision import Bfloat16Products, Float32Products
 from attn_train.records import StopFlag
 from attn_train.trainer import Trainer
+from attn_train.weight_average import WeightAverage
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -73,6 +76,24 @@ def test_weights_and_moments_stay_in_float32(bigram, text, config, record):
     trainer.run(record(), StopFlag())
     kept = [*model.state_dict().values(), *(m for s in trainer._optimizer.state.values() for m in s.values())]
     assert {tensor.dtype for tensor in kept} == {torch.float32}
+
+
+def test_the_second_moment_comes_down_and_averages_follow_steps_that_bfloat16_would_round_away():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = adamw([weight], OptimizerConfig(beta2=0.999, learning_rate=1e-9).with_defaults(), set())
+    module = torch.nn.Module()
+    module.weight = weight
+    average, moment, mean = WeightAverage(module, 0.999), 0.0, 1.0
+    for step in range(2000):
+        weight.grad = torch.full((3,), 1e-3 if step else 100.0)
+        optimizer.step()
+        weight.data.fill_(1 + step * 1e-6)
+        average.update()
+        moment = 0.999 * moment + 0.001 * weight.grad[0].item() ** 2
+        mean = 0.999 * mean + 0.001 * weight[0].item()
+    assert moment < 2
+    torch.testing.assert_close(optimizer.state[weight]["exp_avg_sq"], torch.full((3,), moment), rtol=1e-3, atol=0)
+    torch.testing.assert_close(next(iter(average.state().values())), torch.full((3,), mean), rtol=1e-5, atol=0)
 
 
 class CountedProduct(ProductKernel):

@@ -246,9 +246,9 @@ def test_calls_of_every_published_shape_are_learned_as_the_template_writes_them(
 
 
 def test_ids_are_those_that_say_the_function_where_a_template_writes_no_other_name(tmp_path):
-    tokenizer = speaker(CALLING.replace("c['function']['name']", "c['id'] | replace(':0', ' 2')"))
+    tokenizer = speaker(CALLING.replace("c['function']['name']", "c['id'] | replace('.', ' ') | replace(':0', ' 2')"))
     (chat,) = read_chats(rows(tmp_path / "a.jsonl", CALLS["OpenAI"]), tokenizer, Reading())
-    assert learned(chat, tokenizer) == "functions.add 2 a=2 b=null.yes."
+    assert learned(chat, tokenizer) == "functions add 2 a=2 b=null.yes."
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 
 import pytest
@@ -82,6 +83,21 @@ def test_the_same_tokens_of_a_text_are_measured_whatever_the_length_of_training_
         ids = text.validation.long()
         whole = torch.nn.functional.cross_entropy(model(ids[None, :-1])[0], ids[1:])
         assert found[0] == pytest.approx(whole.item(), abs=1e-6)
+
+
+def test_bits_per_byte_and_the_perplexity_of_words_are_those_of_the_text_that_was_measured(bigram, monkeypatch):
+    """Whatever the windows, also of letters of several bytes."""
+    written = "größer als die Maße é " * 40
+    text, model = tokenize(written, validation=0.5), bigram().eval()
+    model.table = torch.nn.Embedding(text.tokenizer.vocab_size, text.tokenizer.vocab_size)
+    for length in (7, 300):
+        task = text.task(config(DECODER.replace(max_seq_len=length)))
+        loss = task.validation_loss(model, 100, lambda: None)
+        found = task.validation_metrics(model, 100, lambda: None)
+        said = written[-len(text.validation) + 1 :]
+        nats = loss * len(said)
+        assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(said.encode()))
+        assert math.log(found["word_perplexity"]) == pytest.approx(nats / len(said.split()))
 
 
 def test_a_text_shorter_than_a_window_is_measured(words):

@@ -63,6 +63,18 @@ def test_muon_updates_no_table_and_no_output_layer(words, tmp_path, made):
     assert not any(sizes & set(parameter.shape) for parameter in chosen)
 
 
+@pytest.mark.parametrize("made", EVERY, ids=lambda made: made.__name__)
+def test_weight_decay_reaches_matrices_of_every_kind_of_model_only(words, tmp_path, made):
+    model_config, dataset = made(words, tmp_path)
+    model = build_model(TrainingConfig(model=model_config, data=DataConfig(dataset="/x")), dataset)
+    chosen = decayed(model)
+    assert chosen
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            plain = name == "bias" or "norm" in type(module).__name__.lower()
+            assert (parameter in chosen) <= (not plain and parameter.dim() >= 2), (type(module).__name__, name)
+
+
 def test_weight_decay_reaches_no_bias_that_is_stored_in_two_dimensions():
     family, made = configured(DECODER.replace(mechanism="additive"), {"vocab_size": 20})
     model = family.build(made)

@@ -243,6 +243,16 @@ async def test_a_job_does_not_take_the_name_of_a_model_that_is_there(server, wir
     assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
+async def test_a_folder_of_models_that_cannot_be_written_is_said_before_the_first_step(
+    server, wire_config, submit, home
+):
+    (home / "models").write_text("no folder")
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"cannot write to .*models") as refused:
+            await submit(stub, wire_config)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
 @pytest.mark.parametrize(("size", "token"), [(-1, ""), (1001, ""), (0, "x"), (0, "-3"), (0, "9" * 30)])
 async def test_a_bad_page_is_refused(server, size, token):
     async with server() as stub:

@@ -109,6 +109,33 @@ def scale_command(
     typer.echo(f"{model.name} is {model.state}: {model.replicas} engines")
 
 
+@app.command("sleep")
+@with_flags
+def sleep_command(
+    *,
+    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    shutdown_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that running requests may take to finish; 0 aborts them.")
+    ] = None,
+    connection: ConnectionOptions,
+) -> None:
+    """Free the memory of a model, weights and KV cache, until it is woken up."""
+    with connect(connection) as client:
+        model = client.models.sleep(name, shutdown_timeout=shutdown_timeout)
+    typer.echo(f"{model.name} is {model.state}")
+
+
+@app.command("wake")
+@with_flags
+def wake_command(
+    *, name: Annotated[str, typer.Argument(help="Name of the model.")], connection: ConnectionOptions
+) -> None:
+    """Load a sleeping model again, with the weights that it had."""
+    with connect(connection) as client:
+        model = client.models.wake_up(name)
+    typer.echo(f"{model.name} is {model.state}")
+
+
 @app.command("unload")
 @with_flags
 def unload_command(

@@ -26,8 +26,10 @@ def compute_maps(
 
     Raises `InvalidValue` for a token, layer or head that does not exist, a prompt of more than `MAX_TOKENS` tokens, or
     an encoder prompt that is missing or not allowed; `ContextLengthExceeded` for a prompt longer than the model's
-    context; `Incompatible` for a mechanism without weights.
+    context; `Incompatible` for a mechanism without weights, and for images.
     """
+    if any(message.images for message in request.prompt.chat or ()):
+        raise Incompatible("attention maps of prompts with images are not computed", field="prompt.chat")
     ids, encoder_ids = tokenizer.ids(request.prompt), tokenizer.encoder_ids(request.prompt)
     # Of a model with both kinds, `loaded.mechanisms` has self-attention too.
     mechanisms: tuple[str, ...] = getattr(loaded.model, "mechanisms", loaded.mechanisms)

@@ -51,6 +51,8 @@ class EncoderHost(ModelHost):
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         if config.draft_model is not None:
             raise InvalidValue.of("draft_model", config.draft_model, "none for an encoder")
+        if config.batch_invariant:
+            raise InvalidValue.of("batch_invariant", "true", "false for an encoder")
         torch.set_num_threads(rank_threads(config))
         self._encoder = load_sentence_encoder(
             folder, config.dtype, device=config.device, quantization=config.quantization
@@ -121,7 +123,7 @@ class EncoderHost(ModelHost):
         running = min(calls, 1)
         return with_process(EngineStats(running=running, waiting=calls - running, computed_tokens=self._computed))
 
-    def stop(self, timeout: float) -> None:
+    def stop(self, timeout: float, error: AttnError | None = None) -> None:  # noqa: ARG002 -- its tasks end by themselves
         """Refuse new calls, let running ones finish for up to `timeout` seconds, then end the thread."""
         with self._idle:
             self._stopping = True

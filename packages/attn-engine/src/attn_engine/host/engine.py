@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from attn_core.errors import Incompatible, InvalidValue, cleaning_up
+from attn_core.errors import AttnError, Incompatible, InvalidValue, cleaning_up
 from attn_models.loading import LoadedModel
 from attn_schema import (
     AttentionMap,
@@ -26,7 +26,7 @@ from attn_engine.host.adapters import LoadedAdapters
 from attn_engine.host.attention_maps import compute_maps
 from attn_engine.host.host import Deliver, ModelHost, with_process
 from attn_engine.host.image_rows import ImageRows
-from attn_engine.host.loading import invariant, load_draft_model, quantization_of, recommended_sampling, use_kernel
+from attn_engine.host.loading import load_draft_model, quantization_of, recommended_sampling, use_kernel
 from attn_engine.host.memory import explain_too_small, with_kv_cache_memory
 from attn_engine.host.rank_processes import local_ranks
 from attn_engine.host.ranks import RankGroup, load_part, rank_threads, require_tensor_parallel
@@ -67,7 +67,6 @@ class EngineHost(ModelHost):
 
     def _open(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
         torch.set_num_threads(rank_threads(config))
-        config = invariant(config)
         self._loaded: LoadedModel = load_part(folder, config, 0)
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:
@@ -175,10 +174,10 @@ class EngineHost(ModelHost):
         """The current load of the engine, and its counters."""
         return with_process(self._loop.stats())
 
-    def stop(self, timeout: float) -> None:
-        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
+    def stop(self, timeout: float, error: AttnError | None = None) -> None:
+        """See `ModelHost.stop`."""
         self._loop.drain(timeout)
-        self._loop.stop()
+        self._loop.stop(error)
         if self._ranks is not None:
             self._ranks.stop()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from attn_core.errors import Incompatible
+from attn_core.errors import AttnError, Incompatible
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
@@ -88,8 +88,9 @@ class ModelHost:
         """The current load of the model, and its counters."""
         raise NotImplementedError
 
-    def stop(self, timeout: float) -> None:
-        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
+    def stop(self, timeout: float, error: AttnError | None = None) -> None:
+        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end them, with `error` if it is
+        given, and the thread."""
         raise NotImplementedError
 
 

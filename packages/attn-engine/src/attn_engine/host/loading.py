@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,9 @@ def quantization_of(model: Any) -> str:
     return getattr(model, "quantization", None) or "none"
 
 
-def invariant(config: EngineConfig) -> EngineConfig:
-    """The config of an engine with `batch_invariant`, whose weights are packed as float32 if it computes in that.
-
-    Raises `InvalidValue` for a `quantization` that rounds weights or inputs."""
-    if not config.batch_invariant:
-        return config
-    if config.quantization not in ("auto", "none", "float32"):
-        raise InvalidValue.of("quantization", config.quantization, "auto, none or float32 with batch_invariant")
-    packed = config.quantization == "auto" and config.dtype in ("auto", "float32")
-    return config.replace(quantization="float32" if packed else config.quantization.replace("auto", "none"))
-
-
-def use_kernel(model: Any, name: str | None, numerics: AbstractContextManager[object]) -> None:
+def use_kernel(model: Any, name: str | None, numerics: AbstractContextManager[object] | None = None) -> None:
     """Compute all attention with the kernel called `name`; None lets the dispatcher choose. `numerics` is the context
-    in which the model will be computed.
+    in which the model will be computed, if there is one.
 
     Then runs the model over one token, with an encoder input of maximum length if it takes one, so that errors are
     raised here and not in the first request: `KernelRefused` by a kernel that does not support the model, and
@@ -52,7 +40,7 @@ def use_kernel(model: Any, name: str | None, numerics: AbstractContextManager[ob
     # Of maximum length, as encoders of images take exactly that many tokens.
     longest = getattr(model, "max_encoder_len", None)
     try:
-        with torch.inference_mode(), numerics:
+        with torch.inference_mode(), numerics or nullcontext():
             one = torch.zeros(1, 1, dtype=torch.int64, device=device)
             model(one) if longest is None else model(one, one.expand(1, longest))
     except (NotImplementedError, TypeError) as error:

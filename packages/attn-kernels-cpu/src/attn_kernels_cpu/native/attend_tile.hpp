@@ -5,6 +5,15 @@
 
 #include "attend.hpp"
 
+constexpr int AHEAD = 64;       // rows are fetched so many rows before their turn: those of a head are far apart
+constexpr int NEAR_ROWS = 128;  // the values that all rows of a tile are mixed with while they are in the L1 cache
+
+// Fetches a row of a head into the cache.
+template <class Element>
+static inline void fetch_row(const Element* at, int size) {
+  for (int d = 0; d < size; d += 64 / sizeof(Element)) __builtin_prefetch(at + d, 0, 3);
+}
+
 // Transposes sixteen cached keys [16, size] into `transposed` [size, 16]; the last of `here` keys is repeated.
 template <class Element>
 static inline void transpose_keys(const Element* keys, int64_t row, const int64_t* numbers, int here, int size,
@@ -35,7 +44,7 @@ static inline void score_rows(const float* queries, const float* transposed, int
     for (int p = 0; p < PANELS; p++) store16(out + (size_t)r * stride + p * 16, sums[r][p] * all(scale));
 }
 
-// Adds values `first` to `last` - 1 times the weights of ROWS rows to `out` [ROWS, size].
+// Adds values `first` to `last` - 1 times the weights of ROWS rows to `out` [ROWS, size], in which sums go on.
 template <int ROWS, int PANELS, class Element>
 static inline void mix_panels(const float* weights, int stride, const Element* values, int64_t row,
                               const int64_t* numbers, int first, int last, int size, float* out) {
@@ -43,8 +52,11 @@ static inline void mix_panels(const float* weights, int stride, const Element* v
   for (int r = 0; r < ROWS; r++)
     for (int p = 0; p < PANELS; p++) sum[r][p] = load16(out + r * size + p * 16);
   for (int j = first; j < last; j++) {
+    if (ROWS < Shape::MIXED_ROWS || ROWS == 1)  // more rows read values that are near
+      for (int p = 0; p < PANELS; p++) __builtin_prefetch(values + (numbers[j] + AHEAD) * row + p * 16, 0, 3);
     Floats value[PANELS];
     for (int p = 0; p < PANELS; p++) value[p] = load16(values + numbers[j] * row + p * 16);
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       Floats weight = all(weights[(size_t)r * stride + j]);
       for (int p = 0; p < PANELS; p++) sum[r][p] = fmadd(weight, value[p], sum[r][p]);
@@ -72,7 +84,7 @@ struct Span {
 };
 
 template <class Element>
-static void mix_tile(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
+static void mix_some(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
                      const Span* spans, int rows, int size, float* out) {
   for (int r = 0; r < rows;) {
     constexpr int MAX_MIXED = Shape::MIXED_ROWS;
@@ -95,9 +107,22 @@ static void mix_tile(const float* weights, int stride, const Element* values, in
   }
 }
 
+template <class Element>
+static void mix_tile(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers, int count,
+                     const std::vector<Span>& spans, std::vector<Span>& some, int size, float* out) {
+  for (int first = 0; first < count; first += NEAR_ROWS) {
+    const int last = std::min(first + NEAR_ROWS, count);
+    for (size_t r = 0; r < spans.size(); r++) {
+      some[r].first = std::max(spans[r].first, first);
+      some[r].last = std::max(some[r].first, std::min(spans[r].last, last));
+    }
+    mix_some(weights, stride, values, row, numbers, some.data(), spans.size(), size, out);
+  }
+}
+
 struct TileRoom {
   std::vector<float> queries, transposed, weights, out;
-  std::vector<Span> spans;
+  std::vector<Span> spans, some;
 };
 
 // Attends the query rows [rows, size] in `room`, each to its span of the keys `numbers[0]` to `numbers[count - 1]`.
@@ -115,6 +140,8 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
   for (int j = 0; j < count; j += KEYS) {
     for (int p = 0; p < PANELS; p++) {
       const int first = std::min(j + p * 16, count - 1);
+      for (int i = 0; i < 16; i++)
+        if (first + AHEAD + i < count) fetch_row(keys + numbers[first + AHEAD + i] * key.row, size);
       transpose_keys(keys, key.row, numbers + first, std::min(16, count - first), size, room.transposed.data() + p * size * 16);
     }
     auto score = [&](auto many, int r) {
@@ -129,5 +156,6 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
   }
   for (int r = 0; r < rows; r++)
     softmax_row(weights + (size_t)r * stride + room.spans[r].first, room.spans[r].last - room.spans[r].first);
-  mix_tile(weights, stride, values, value.row, numbers, room.spans.data(), rows, size, room.out.data());
+  room.some.resize(rows);
+  mix_tile(weights, stride, values, value.row, numbers, count, room.spans, room.some, size, room.out.data());
 }

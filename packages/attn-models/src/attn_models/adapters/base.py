@@ -111,7 +111,8 @@ def with_base_prefix(names: Iterable[str], embedding: str, head: str) -> dict[st
     prefix, known = first + dot, list(names)
     if not dot or any(name.startswith(prefix) for name in known):
         return {name: name for name in known}
-    return {name if name == head else prefix + name: name for name in known}
+    owner = head.removesuffix("weight")
+    return {name if name.startswith(owner) else prefix + name: name for name in known}
 
 
 KEYS: dict[str, str] = {

@@ -11,6 +11,15 @@ from typing import Any, TypeVar
 from attn_core import installed
 from attn_core.errors import Incompatible, UnknownName, near_names
 
+from attn_models.adapters.bart import (
+    BartAdapter,
+    BlenderbotAdapter,
+    M2m100Adapter,
+    MarianAdapter,
+    MbartAdapter,
+    PegasusAdapter,
+    PlbartAdapter,
+)
 from attn_models.adapters.base import EncoderAdapter, Layout, StateDictAdapter
 from attn_models.adapters.bert import (
     BertAdapter,
@@ -39,7 +48,7 @@ from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAda
 from attn_models.adapters.qwen3_next import Qwen3NextAdapter
 from attn_models.adapters.reformer import ReformerAdapter
 from attn_models.adapters.smolvlm import Idefics3Adapter, SmolVlmAdapter
-from attn_models.adapters.t5 import Mt5Adapter, T5Adapter
+from attn_models.adapters.t5 import Mt5Adapter, T5Adapter, Umt5Adapter
 from attn_models.adapters.vit import VitAdapter
 from attn_models.adapters.whisper import WhisperAdapter
 from attn_models.encoder.config import ReformerConfig, VisionConfig
@@ -58,7 +67,15 @@ ADAPTERS: dict[str, StateDictAdapter] = {
         *FAMILIES,
         T5Adapter(),
         Mt5Adapter(),
+        Umt5Adapter(),
         WhisperAdapter(),
+        BartAdapter(),
+        MbartAdapter(),
+        PlbartAdapter(),
+        PegasusAdapter(),
+        BlenderbotAdapter(),
+        MarianAdapter(),
+        M2m100Adapter(),
         SmolVlmAdapter(),
         Idefics3Adapter(),
     )

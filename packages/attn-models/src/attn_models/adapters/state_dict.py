@@ -126,6 +126,8 @@ def load_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
 
 
 Shapes = Mapping[str, tuple[int, ...]]
+MOST_PROBLEMS = 8
+"""Of so many tensors that do not fit all are named."""
 
 
 def read_parameters(
@@ -166,7 +168,7 @@ def read_parameters(
 def require_fitting_tensors(folder: CheckpointFolder, adapter: Layout, wanted: Mapping[str, Tensor]) -> dict[str, str]:
     """The names in a folder of the tensors that hold the parameters `wanted`, found by headers alone.
 
-    Raises `CheckpointInvalid` naming every missing, unexpected and misshaped tensor, and those of no real numbers.
+    Raises `CheckpointInvalid` naming missing, unexpected and misshaped tensors, and those of no real numbers.
     """
     stored = adapter.stored(wanted)
     actual = _names(folder, adapter, stored)
@@ -261,7 +263,8 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
             given, needed = list(entries[own].shape), list(expected[name])
             problems.append(f"tensor {own!r} has shape {given}; its model needs {needed}")
     if problems:
-        raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)))
+        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)[:MOST_PROBLEMS]) + more)
 
 
 def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> None:

@@ -75,6 +75,7 @@ class T5Adapter(StateDictAdapter):
     model_type = "t5"
     architecture: ClassVar[str] = "T5ForConditionalGeneration"
     feed_forward: ClassVar[str] = "relu"
+    shared_biases: ClassVar[bool] = True
     Config = T5Config
     by_tensors = frozenset({"tie_word_embeddings"})
     # Cross-attention has no relative positions, but some checkpoints hold a table for them.
@@ -109,6 +110,7 @@ class T5Adapter(StateDictAdapter):
             norm_eps=needed({"layer_norm_epsilon": 1e-6, **values}, "layer_norm_epsilon"),
             feed_forward=self.read_feed_forward(values),
             scale_output=self.scales_output(values),
+            shared_biases=self.shared_biases,
         )
         T5Family().check(config)
         return config
@@ -183,6 +185,23 @@ class Mt5Adapter(T5Adapter):
     def scales_output(self, values: Mapping[str, Any]) -> bool:  # noqa: ARG002 -- as transformers does
         """Always false."""
         return False
+
+
+class Umt5Adapter(Mt5Adapter):
+    """T5 v1.1 over many languages, with a table of position biases in every block (Chung et al. 2023, arXiv
+    2304.09151).
+
+    `tie_word_embeddings` says whether hidden states are multiplied before the unembedding, as in T5 and in training.
+    transformers 5 multiplies them whatever the file says, which leaves the order of the logits as it is.
+    """
+
+    model_type = "umt5"
+    architecture = "UMT5ForConditionalGeneration"
+    shared_biases = False
+
+    def scales_output(self, values: Mapping[str, Any]) -> bool:
+        """Whether the file does not say that the unembedding is its own."""
+        return T5Adapter.scales_output(self, {"tie_word_embeddings": values.get("tie_word_embeddings")})
 
 
 class T5Layout(Layout):

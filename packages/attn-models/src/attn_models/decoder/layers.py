@@ -89,7 +89,7 @@ PLAIN: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3), f a GELU (arXiv 1606.08415) or ReLU."""
+    """W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3), f a GELU (arXiv 1606.08415), ReLU or SiLU."""
 
     def __init__(self, config: FeedForwardConfig) -> None:
         super().__init__()
@@ -178,6 +178,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
     "quick_gelu": QuickGelu,
     "relu": nn.ReLU,
+    "silu": nn.SiLU,
 }
 
 GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu_clamped": "silu"}

@@ -180,7 +180,8 @@ class PreNormTransformerConfig(AttendingConfig):
 class T5Config(PreNormTransformerConfig):
     """T5 (Raffel et al. 2020): pre-norm blocks with RMSNorm; positions are only encoded by learned relative biases.
 
-    `head_dim` is the size of a head, independent of the width; the decoder has `num_decoder_layers` blocks, by default
+    All blocks of a stack share one table of biases, unless `shared_biases` is false (UMT5). `head_dim` is the size of a
+    head, independent of the width; the decoder has `num_decoder_layers` blocks, by default
     `num_layers`. The options of `encoder` and `decoder` are those of `t5_bias`. `feed_forward` is "relu" or another
     value of the same field of `DecoderConfig`. With `tie_word_embeddings` the embedding is also the unembedding;
     `scale_output` multiplies the input of the unembedding by 1/√width.
@@ -193,6 +194,7 @@ class T5Config(PreNormTransformerConfig):
     feed_forward: FeedForwardKind = "relu"
     tie_word_embeddings: bool = True
     scale_output: bool = True
+    shared_biases: bool = True
 
     @property
     def attention_sizes(self) -> dict[str, Any]:
@@ -235,6 +237,41 @@ class WhisperConfig(PreNormTransformerConfig):
     @property
     def block(self) -> BlockConfig:
         """The config of norms and feed-forwards, which are those of a decoder."""
+        return BlockConfig(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            feed_forward=self.feed_forward,
+            bias=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BartConfig(PreNormTransformerConfig, TransformerConfig):
+    """BART (Lewis et al. 2020) and its relatives: a Transformer with biases, `norm_place` "post" in BART.
+
+    `positions` are "learned", tables of their own for encoder and decoder; "sinusoidal", all sines of a position before
+    all cosines (Marian); or "tensor2tensor", of which the smallest frequency is exactly 1/10000 and the position of
+    tokens with the id `padding_id` the zero vector (M2M-100). They are counted from `first_position`. Embeddings are
+    multiplied by √hidden_size with `scale_embedding`, and normalised with `embedding_norm`; `output_bias` adds a
+    constant to the logits.
+    """
+
+    positions: Literal["learned", "sinusoidal", "tensor2tensor"] = "learned"
+    first_position: Annotated[int, Meta(ge=0)] = 0
+    padding_id: Annotated[int, Meta(ge=0)] | None = None
+    scale_embedding: bool = False
+    embedding_norm: bool = True
+    output_bias: bool = True
+    feed_forward: FeedForwardKind = "gelu"
+
+    @property
+    def attention_sizes(self) -> dict[str, Any]:
+        """As in `AttendingConfig`, with biases."""
+        return super().attention_sizes | {"bias": True}
+
+    @property
+    def block(self) -> BlockConfig:
+        """The config of norms and feed-forwards, which are built as in a decoder."""
         return BlockConfig(
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,

@@ -16,7 +16,7 @@ from attn_models.encoder_decoder.transformer import Transformer
 
 class T5(Transformer):
     """Pre-norm blocks without biases over unscaled token embeddings. All blocks of the encoder share one table of
-    relative position biases, and so do all blocks of the decoder (section 2.1).
+    relative position biases, and so do all blocks of the decoder (section 2.1), but not in UMT5.
 
     T5 does not divide scores by √head_dim. Self-attention here does not either, but cross-attention does, so that the
     cross-attention queries of a checkpoint are multiplied by √head_dim when it is loaded.
@@ -33,8 +33,9 @@ class T5(Transformer):
         if not config.tie_word_embeddings:
             self.unembedding = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         initialise(self.embedding, 1.0)
-        share_biases([block.attention for block in self.encoder])
-        share_biases([block.attention for block in self.decoder])
+        if config.shared_biases:
+            share_biases([block.attention for block in self.encoder])
+            share_biases([block.attention for block in self.decoder])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] of hidden states [..., width]."""

@@ -233,7 +233,7 @@ class Transformer(nn.Module):
 
     def _read(self, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
         given, _ = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
-        hidden = self._embed(given, torch.arange(given.shape[1], device=given.device))
+        hidden = self._embed_source(given, torch.arange(given.shape[1], device=given.device))
         for block in self.encoder:
             hidden = block(hidden, key_padding_mask)
         normed: Tensor = self.encoder_norm(hidden)
@@ -243,6 +243,9 @@ class Transformer(nn.Module):
         if tokens.shape[1] > self.max_seq_len:
             raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len}")
         return self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+
+    def _embed_source(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self._embed(tokens, positions)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         hidden = self.embedding(tokens) * math.sqrt(self.config.hidden_size)

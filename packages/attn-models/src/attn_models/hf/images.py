@@ -136,8 +136,8 @@ class TransformersImages(ImagePrompts):
         self._model = model
         self._processor = processor
         plain, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
-        begin = next(at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
-        self._around = whole[:begin], whole[begin + len(plain) :]
+        starts = [at for at in range(len(whole)) if whole[at : at + len(plain)] == plain]
+        self._around = (whole[: starts[0]], whole[starts[0] + len(plain) :]) if starts else ([], [])
 
     def encode(
         self, messages: Sequence[Message], images: Sequence[Sequence[bytes]], values: Mapping[str, Any] = NO_VALUES

@@ -18,9 +18,12 @@ from attn_models.adapters.registry import ADVICE, causal_class
 from attn_models.adapters.state_dict import stored_type
 from attn_models.hf.causal import ExchangedAttention, TransformersModel
 from attn_models.hf.own_cache import OwnCache
+from attn_models.quantization.block_tensor import widen_parameters
 from attn_models.quantization.quantize import prepack_model, quantize_model
 from attn_models.tokenizers.vocabulary import LibraryErrors
 from attn_models.weights import CheckpointFolder
+from attn_models.weights.quantized_tensors import DequantizedTensors, with_plain_weights
+from attn_models.weights.stored_format import CONFIG_KEY
 
 CHECKED = ((5, 1, 1, 1), (3, 3, 2, 1), (5, 2, 1, 1))
 """The lengths of the chunks of sequences that are computed together to check a model."""
@@ -71,12 +74,6 @@ def class_of(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
     return (made if found.config_class is type(made) else made.get_text_config()), found
 
 
-def _require_supported(config: Mapping[str, Any]) -> None:
-    """Raise `Incompatible` for quantized weights."""
-    if config.get("quantization_config") is not None:
-        raise Incompatible("quantization_config: quantized weights are not read through transformers")
-
-
 @contextmanager
 def named_refusals(folder: Path, kind: object) -> Iterator[None]:
     """Name the folder, its model_type and the next step in every `Incompatible` error."""
@@ -90,27 +87,30 @@ def named_refusals(folder: Path, kind: object) -> Iterator[None]:
 def empty_causal(folder: Path, config: Mapping[str, Any]) -> Any:
     """transformers' model of the config in a folder, without memory; raises as `load_causal` for the config."""
     made, found = class_of(folder, config)
-    with named_refusals(folder, config.get("model_type")):
-        _require_supported(config)
     with torch.device("meta"), LibraryErrors(lambda said: CheckpointInvalid.of(folder, f"transformers says: {said}")):
         return found._from_config(made)  # noqa: SLF001 -- AutoModel's own way
 
 
 def load_causal(
-    path: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device, pack: Callable[[Any], object]
+    checkpoint: CheckpointFolder, dtype: torch.dtype, device: torch.device, pack: Callable[[Any], object]
 ) -> TransformersModel:
     """The model of a folder, built and read by transformers, without code or pickles of the folder. `pack` may pack its
-    weights, or change it otherwise.
+    weights, or change it otherwise. transformers gets quantised weights dequantised.
 
     Raises `Incompatible` for models that cannot be computed so, `CheckpointInvalid` for missing tensors and for what
     transformers refuses.
     """
-    made, found = class_of(path, config)
-    with named_refusals(path, config.get("model_type")):
-        _require_supported(config)
-        safe = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    path, plain = checkpoint.path, with_plain_weights(checkpoint)
+    made, found = class_of(path, checkpoint.config)
+    read: dict[str, Any] = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    if plain is not checkpoint:
+        read |= {"state_dict": dict(plain.tensors)}
+        for part in (made, made.get_text_config()):
+            vars(part).pop(CONFIG_KEY, None)
+    with named_refusals(path, checkpoint.config.get("model_type")):
+        source = path if plain is checkpoint else None
         with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"transformers says: {said}")):
-            causal, said = found.from_pretrained(path, config=made, dtype=dtype, output_loading_info=True, **safe)
+            causal, said = found.from_pretrained(source, config=made, dtype=dtype, output_loading_info=True, **read)
         wrong = sorted({*said["missing_keys"], *(str(name) for name in said["mismatched_keys"])})
         if wrong:
             raise CheckpointInvalid.of(path, f"tensors are missing or have other shapes: {', '.join(wrong[:5])}")
@@ -161,15 +161,21 @@ def load_through_transformers(
         raise Incompatible(f"quantization {quantization!r}: a model that transformers builds takes {allowed}")
     device, counts = torch.device(checkpoint.tensors.device), []
     packs = quantization == "auto" and dtype == "float32" and device.type == "cpu"
-    read_as = stored_type(checkpoint) if packs else getattr(torch, dtype)
+    read_as = stored_type(with_plain_weights(checkpoint)) if packs else getattr(torch, dtype)
 
     def pack(model: Any) -> None:
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
         if prepare is not None:
             prepare(model)
         if packs:
+            blocks = with_plain_weights(checkpoint, in_blocks=True).tensors
+            kept = blocks.kept() if isinstance(blocks, DequantizedTensors) else {}
+            for name, layer in model.causal.named_modules():
+                if type(layer) is torch.nn.Linear and f"{name}.weight" in kept:
+                    layer.weight = torch.nn.Parameter(blocks[f"{name}.weight"], requires_grad=False)
             prepack_model(model, read_as)
+            widen_parameters(model)
         elif quantization not in (None, "none", "auto"):
             quantize_model(model, quantization, getattr(torch, dtype))
 
-    return load_causal(checkpoint.path, checkpoint.config, read_as, device, pack), counts[0]
+    return load_causal(checkpoint, read_as, device, pack), counts[0]

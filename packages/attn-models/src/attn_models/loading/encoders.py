@@ -63,12 +63,12 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     """The encoder in a checkpoint folder, on the device that the folder's tensors are read onto.
 
     Unknown keys of its config.json are logged as a warning. Raises `CheckpointInvalid` for a folder that does not fit
-    the model, naming every tensor that is missing, extra or misshaped; `UnknownName` for another kind of model.
+    the model, naming tensors that are missing, extra or misshaped; `UnknownName` for another kind of model.
     """
     path = checkpoint.path / "config.json"
     adapter = encoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
     try:
-        check_unread_keys(checkpoint.config, adapter.known_keys, path)
+        check_unread_keys(checkpoint.config, {*adapter.known_keys, POOLING_MODE}, path)
         config = adapter.from_hf_config(checkpoint.config)
         check_config_fits(checkpoint, config)
     except InvalidValue as error:
@@ -99,6 +99,8 @@ def save_encoder(
     return write_folder(folder, described, stored_tensors(saved_parameters(model), adapter.layout(model.config)), files)
 
 
+POOLING_MODE = "pooling_mode"
+"""A key of ours in the config.json of a converted encoder: the pooling of a text, where it has no modules.json."""
 Classifier: TypeAlias = Tagger | TextClassifier | FirstTokenClassifier
 POOLED = "classifier.query"
 """A tensor that only text classifiers have."""
@@ -275,7 +277,7 @@ def load_image_classifier(
 ) -> ImageClassifier:
     """The image classifier in a folder, on `device`, in evaluation mode.
 
-    Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming every tensor that is
+    Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming tensors that are
     missing, extra or misshaped; `UnknownName` for another kind of model; and the errors of `resolve_device`.
     """
     checkpoint = read_folder(folder, verify=verify, device=resolve_device(device))

@@ -272,8 +272,8 @@ def load_model(
     the same input, and keeps stored blocks, FP8 included, if a kernel multiplies them in `dtype` (see
     `join_projections`). None means `none`.
 
-    Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every tensor that
-    is missing, extra or misshaped; `UnknownName` for an unknown layout or mechanism; `InvalidValue` for a device that
+    Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming tensors that
+    are missing, extra or misshaped; `UnknownName` for an unknown layout or mechanism; `InvalidValue` for a device that
     is not available, and a dtype or `quantization` that it does not support; `OutOfCapacity` if its memory is too
     small; with `quantization`, the errors of `quantize_model`; for a GGUF file, those of `folder_of_gguf`.
     """

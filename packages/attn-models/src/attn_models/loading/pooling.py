@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from attn_core.errors import CheckpointInvalid
@@ -180,12 +181,16 @@ def read_pools(path: Path, hidden_size: int) -> tuple[tuple[str, ...], bool]:
         )
     mode = values.get("pooling_mode")
     names = [name for flag, name in FLAGS.items() if values.get(flag)]
-    if mode is not None:
-        names = mode if isinstance(mode, list) else [mode]
+    return pools_of(names if mode is None else mode, path), bool(values.get("include_prompt", True))
+
+
+def pools_of(mode: Any, path: Path) -> tuple[str, ...]:
+    """The names of poolings, of one or of a list; raises `CheckpointInvalid` naming `path` for others."""
+    names = mode if isinstance(mode, list) else [mode]
     if not names or any(name not in POOLS for name in names):
         given = ", ".join(map(str, names)) or "none"
         raise CheckpointInvalid.of(path, f"pooling {given} is not allowed; allowed: {', '.join(POOLS)}")
-    return tuple(names), bool(values.get("include_prompt", True))
+    return tuple(names)
 
 
 def read_dense(folder: Path, size: int) -> nn.Module:

@@ -16,12 +16,13 @@ from torch import Tensor
 from attn_models.adapters.registry import encoder_adapter
 from attn_models.adapters.state_dict import stored_type
 from attn_models.device import resolve_device, resolve_dtype
-from attn_models.loading.encoders import build_encoder
-from attn_models.loading.pooling import SentencePooling, read_pooling
+from attn_models.loading.encoders import POOLING_MODE, build_encoder
+from attn_models.loading.pooling import MODULES, SentencePooling, modules_of, pools_of, read_pooling
 from attn_models.loading.sentence_settings import SentenceSettings, read_sentence_settings
 from attn_models.quantization.quantize import quantize_model, require_quantization
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
+from attn_models.weights.safe_files import member
 
 BATCH = 32
 
@@ -127,13 +128,17 @@ def load_sentence_encoder(
     place = resolve_device(device)
     dtype = dtype_name(resolve_dtype(dtype, place))
     require_quantization(quantization, place.type)
+    if (described := member(Path(folder), MODULES)).is_file():
+        modules_of(described)  # refuses by name what may have no weights at the top, such as a Router
     checkpoint = read_folder(folder, verify=verify, device=place)
     form = None if quantization in ("auto", "none") else quantization
     model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
     tokenizer = Tokenizer.from_folder(checkpoint.path, model.embedding.weight.shape[0])
-    pooling = read_pooling(checkpoint.path, model.size, encoder_adapter(checkpoint.config.get("model_type")).pooling)
+    usual, said = encoder_adapter(checkpoint.config.get("model_type")).pooling, checkpoint.config.get(POOLING_MODE)
+    usual = usual if said is None else pools_of(said, checkpoint.path / "config.json")
+    pooling = read_pooling(checkpoint.path, model.size, usual)
     settings = read_sentence_settings(checkpoint.path)
     if settings.limit is not None:
         settings = replace(settings, limit=min(settings.limit, model.max_seq_len))

@@ -139,7 +139,8 @@ def _check_repository(checked: ModelCheck) -> None:
         if not (folder / CONFIG_NAME).is_file():
             raise CheckpointInvalid.of(checked.source, f"has no {CONFIG_NAME}")
         config = read_config(folder / CONFIG_NAME)
-        if (config.get("quantization_config") or {}).get("load_in_4bit"):
+        quantized = config.get("quantization_config") or {}
+        if quantized.get("load_in_4bit") or quantized.get("quant_method") == "torchao":
             checked.family, checked.route = (
                 str(config.get("model_type")),
                 "as far as its config says; attn pull fetches it",

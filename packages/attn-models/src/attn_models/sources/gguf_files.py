@@ -21,7 +21,9 @@ from attn_core import installed
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
 from attn_schema.home import home_folder
 from attn_schema.locks import exclusive
+from tokenizers.models import WordPiece
 
+from attn_models.adapters.base import EncoderAdapter
 from attn_models.sources.progress import Report, Step, silent
 from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
 from attn_models.weights import (
@@ -52,11 +54,13 @@ SAMPLES = (
 def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
     """Raises CheckpointInvalid naming `path` if a sample or a special token is changed by encoding and decoding.
 
-    SentencePiece with a prefix puts its blank behind a special token too, as Llama 2 was trained.
+    WordPiece may change texts, but no special tokens. SentencePiece with a prefix puts its blank behind a special token
+    too, as Llama 2 was trained.
     """
     specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
     texts = SAMPLES if tokenizer.characters is None else (tokenizer.characters,)
-    for sample in (*texts, "".join(specials), *(f"{special}a" for special in specials)):
+    pieces = isinstance(tokenizer.backend.model, WordPiece)
+    for sample in () if pieces else (*texts, "".join(specials), *(f"{special}a" for special in specials)):
         ids = tokenizer.encode(sample, add_special=False)
         back = tokenizer.decode(ids, skip_special=False)
         if back != sample and (sample in SAMPLES or back != f"{sample[:-1]} {sample[-1]}"):
@@ -69,9 +73,15 @@ def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
 def convert_gguf(
     path: Path, target: Path, dtype: WeightDtype, report: Report = silent, origin: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write the model of a GGUF file as the folder `target`; arguments and errors are as in `convert`."""
+    """Write the model of a GGUF file as the folder `target`; arguments and errors are as in `convert`.
+
+    Encoders, which compute many tokens at once, are dequantised where the weights were to stay as stored.
+    """
     header = read_gguf_header(path)
     config = gguf_config(header, dtype)
+    if dtype == "stored" and isinstance(installed().adapters.get(config["model_type"]), EncoderAdapter):
+        dtype = "float32"
+        config = gguf_config(header, dtype)
     tokenizer = tokenizer_from_gguf(header)
     if tokenizer.vocab_size > config["vocab_size"]:
         rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {config['vocab_size']} rows"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tokenizers
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from attn_models.tokenizers.applied import set_ends
 from attn_models.tokenizers.learned import character_backend
@@ -21,7 +21,11 @@ NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN, BYTE_TOKEN = 1, 
 """Values of tokenizer.ggml.token_type."""
 BYTES = 256
 PRE = "tokenizer.ggml.pre"
-USUAL_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
+SEPARATOR = "seperator"  # codespell:ignore -- the spelling of the key in files
+USUAL_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, SEPARATOR: 102, "unknown": 100, "padding": 0, "mask": 103},
+}
 """The ids of special tokens in files that do not name them, by tokenizer.ggml.model, as in llama.cpp."""
 
 
@@ -58,7 +62,8 @@ def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokeni
 
 
 def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
-    """The tokenizer of the file: byte-level BPE ("gpt2"), or sentencepiece's BPE ("llama").
+    """The tokenizer of the file: byte-level BPE ("gpt2"), sentencepiece's BPE ("llama"), WordPiece ("bert"), or single
+    characters ("rwkv").
 
     Raises `UnknownName` for an unsupported tokenizer model or pre-tokenizer, and `CheckpointInvalid` for an
     inconsistent vocabulary.
@@ -70,6 +75,8 @@ def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
     if len(set(tokens)) != len(tokens):
         raise CheckpointInvalid.of(header.path, "a token of the vocabulary is given twice")
     backend = BACKENDS[kind](header, tokens)
+    if kind == "bert":
+        tokens = word_pieces(tokens, header.integers("tokenizer.ggml.token_type"))
     _add_special_tokens(backend, header, tokens)
     _add_ends(backend, header, tokens, kind)
     return Tokenizer(backend, _settings(header, tokens))
@@ -80,6 +87,45 @@ def _byte_level_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenize
     pre_tokenizer_named(header.text(PRE)).apply(backend)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
+
+
+def _word_piece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    """BERT's WordPiece, whose pieces at the beginning of a word have a blank before them in the file, and no others.
+
+    Where the file does not say whether texts are read in lower case, they are if the vocabulary has no capitals, as in
+    BERT's published ones; otherwise they keep case and accents.
+    """
+    types = header.integers("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise CheckpointInvalid.of(header.path, f"{len(types)} token types for {len(tokens)} tokens")
+    spelled = word_pieces(tokens, types)
+    words = [word for word, kind in zip(spelled, types, strict=True) if kind != CONTROL_TOKEN and word[:1] != "["]
+    model = models.WordPiece(
+        vocab={word: place for place, word in enumerate(spelled)},
+        unk_token=_named(header, tokens, "unknown") or "[UNK]",
+    )
+    backend = tokenizers.Tokenizer(model)
+    lowercase = header.flag("tokenizer.ggml.normalizer.lowercase", default=all(word == word.lower() for word in words))
+    strips = header.flag(STRIP_ACCENTS, default=False) if STRIP_ACCENTS in header.metadata else None
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def word_pieces(tokens: Iterable[str], types: Iterable[int]) -> tuple[str, ...]:
+    """The pieces as BERT's vocabulary spells them. Older converters leave all tokens in brackets as they are."""
+    return tuple(
+        token
+        if kind == CONTROL_TOKEN or (token[:1] == "[" and token[-1:] == "]")
+        else token.removeprefix(BLANK)
+        if token.startswith(BLANK)
+        else f"##{token}"
+        for token, kind in zip(tokens, types, strict=True)
+    )
 
 
 ESCAPES = re.compile(r"(?:\\x[0-9a-f]{2})+")
@@ -103,6 +149,7 @@ BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer
     "gpt2": _byte_level_backend,
     "llama": sentencepiece_backend,
     "rwkv": _character_backend,
+    "bert": _word_piece_backend,
 }
 """The functions that build a tokenizer, by tokenizer.ggml.model."""
 
@@ -136,6 +183,9 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, token
 
 def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...], kind: str) -> None:
     """Add the tokens with which every text begins and ends."""
+    if kind == "bert":
+        set_ends(backend, _named(header, tokens, _first(header)), _named(header, tokens, SEPARATOR))
+        return
     begins = kind == "llama" or (PRE in header.metadata and pre_tokenizer_named(header.text(PRE)).begins)
     wanted = {"bos": begins, "eos": False}
     found = {
@@ -146,6 +196,11 @@ def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[s
         set_ends(backend, found["bos"], found["eos"])
 
 
+def _first(header: GgufHeader) -> str:
+    """The word in the key of BERT's first token: today's converters write it as that of the beginning."""
+    return "cls" if "tokenizer.ggml.cls_token_id" in header.metadata else "bos"
+
+
 def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
     template = header.metadata.get("tokenizer.chat_template")
     return TokenizerSettings(
@@ -153,13 +208,17 @@ def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
         eos_token=_named(header, tokens, "eos"),
         pad_token=_named(header, tokens, "padding"),
         unk_token=_named(header, tokens, "unknown"),
+        cls_token=_named(header, tokens, _first(header) if header.text("tokenizer.ggml.model") == "bert" else "cls"),
+        sep_token=_named(header, tokens, SEPARATOR),
+        mask_token=_named(header, tokens, "mask"),
         chat_template=template if isinstance(template, str) else None,
     )
 
 
 def _named(header: GgufHeader, tokens: tuple[str, ...], word: str) -> str | None:
     key = f"tokenizer.ggml.{word}_token_id"
-    token_id = header.metadata.get(key, USUAL_IDS.get(header.text("tokenizer.ggml.model"), {}).get(word))
+    usual = USUAL_IDS.get(header.text("tokenizer.ggml.model"), {}).get(word, len(tokens))
+    token_id = header.metadata.get(key, usual if usual < len(tokens) else None)
     if token_id is None:
         return None
     if type(token_id) is not int or not 0 <= token_id < len(tokens):

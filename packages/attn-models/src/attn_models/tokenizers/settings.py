@@ -28,7 +28,7 @@ class TokenizerSettings:
     """The spellings of special tokens, and the chat template; None for those that the model does not have.
 
     `eos_ids` are ids that end a generation in addition to that of `eos_token`; `decoder_start_id` is the first token
-    that an encoder-decoder's decoder reads, if it is not `bos_token`.
+    that an encoder-decoder's decoder reads, if it is not `bos_token`, and `forced_bos_id` the second, if there is one.
     """
 
     bos_token: str | None = None
@@ -41,6 +41,7 @@ class TokenizerSettings:
     chat_template: str | None = None
     eos_ids: tuple[int, ...] = ()
     decoder_start_id: int | None = None
+    forced_bos_id: int | None = None
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -68,13 +69,18 @@ def read_settings(folder: Path) -> TokenizerSettings:
     spelled = _config(listed_member(folder, TOKENS_NAME, records)) | _named(config)
     generation = _named(_config(listed_member(folder, GENERATION_NAME, records)))
     said = _config(listed_member(folder, MODEL_NAME, records)) | generation
-    ends, start = said.get("eos_token_id"), said.get("decoder_start_token_id")
+    ends, starts = (
+        said.get("eos_token_id"),
+        [said.get(name) for name in ("decoder_start_token_id", "forced_bos_token_id")],
+    )
+    start, forced = (token if type(token) is int and token >= 0 else None for token in starts)
     ends = ends if isinstance(ends, list) else [ends]
     return TokenizerSettings(
         **{name: _spelling(spelled.get(name)) for name in SPECIAL_TOKENS},
         chat_template=_template(listed_member(folder, TEMPLATE_NAME, records), config),
         eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
-        decoder_start_id=start if type(start) is int and start >= 0 else None,
+        decoder_start_id=start,
+        forced_bos_id=forced,
     )
 
 

@@ -395,6 +395,7 @@ class Tokenizer:
         """The ids of special tokens as config.json has them, where transformers reads what ends a generation."""
         ids = {"bos_token_id": self.bos_id, "pad_token_id": self.pad_id, "eos_token_id": sorted(self.end_ids)}
         ids |= {"decoder_start_token_id": self.settings.decoder_start_id}
+        ids |= {"forced_bos_token_id": self.settings.forced_bos_id}
         ends = ids["eos_token_id"]
         if isinstance(ends, list):
             ids["eos_token_id"] = (ends[0] if ends else None) if len(ends) < 2 else ends
@@ -467,21 +468,27 @@ def _require_unicode(text: str) -> None:
 
 
 def encoder_input_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The token ids of a source with the end token; raises `InvalidValue` for a text without tokens, `UserError`
-    without an end token."""
+    """The token ids of a source, with the tokens that the tokenizer's post-processor puts around a text and with the
+    end token; raises `InvalidValue` for a text without tokens, `UserError` without an end token."""
     (ids,) = tokenizer.encode_texts([text])
     if not ids:
         raise InvalidValue.of("source", text, "at least one token")
-    return (*ids, eos_id(tokenizer))
+    plain, whole = tokenizer.encode(text, add_special=False), tokenizer.encode(text)
+    before = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    after = whole[before + len(plain) :]
+    end = () if tokenizer.end_ids.intersection(after) else (eos_id(tokenizer),)
+    return (*whole[:before], *ids, *after, *end)
 
 
 def decoder_start_ids(tokenizer: Tokenizer, ids: Sequence[int] = ()) -> tuple[int, ...]:
-    """The token that starts a target, followed by `ids`; raises `UserError` if the tokenizer has none."""
+    """The token that starts a target, the one that is forced behind it, if any, and `ids`; raises `UserError` if the
+    tokenizer has no start token."""
     start = tokenizer.settings.decoder_start_id
     start = tokenizer.bos_id if start is None else start
     if start is None:
         raise UserError("the tokenizer has no start token, which an encoder-decoder model needs")
-    return (start, *ids)
+    forced = tokenizer.settings.forced_bos_id
+    return (start, *(() if forced is None else (forced,)), *ids)
 
 
 def eos_id(tokenizer: Tokenizer) -> int:

@@ -19,26 +19,13 @@ class Part(NamedTuple):
     length: int
     rows: int
 
-    @property
-    def needs_placing(self) -> bool:
-        """Whether these tokens have given embeddings, positions or groups."""
-        if self.given is None:
-            return False
-        first, last = self.given.within(self.start, self.length)
-        return first < last or self.given.positions is not None or bool(self.groups)
-
-    @property
-    def groups(self) -> list[tuple[int, int]]:
-        """The groups that do not end before its tokens."""
-        return [] if self.given is None else [group for group in self.given.groups if group[1] > self.start]
-
 
 def placed_rows(parts: Sequence[Part], positions: Tensor) -> PlacedRows:
-    """What the prompts of `parts`, one of which needs placing, give for the tokens of a step.
+    """What the prompts of `parts`, one of which they concern, give for the tokens of a step.
 
     `positions` [tokens], int64, are the positions in their sequences.
     """
-    device, offset = positions.device, 0
+    device, offset, grouped = positions.device, 0, False
     places, rows = list[int](), list[Tensor]()
     tables = [part.given.positions for part in parts if part.given is not None]
     axes = max((len(table) for table in tables if table is not None), default=0)
@@ -56,11 +43,12 @@ def placed_rows(parts: Sequence[Part], positions: Tensor) -> PlacedRows:
             table, count = given.positions.to(device), given.positions.shape[1]
             after = at + (table.max() + 1 - count)
             own[:, span] = torch.where(at < count, table[:, at.clamp(max=count - 1)], after)
-        for begin, end in part.groups:
+        for begin, end in given.groups_after(part.start):
+            grouped = True
             seen[span][(at >= begin) & (at < end)] = end - 1
     return PlacedRows(
         torch.tensor(places, dtype=torch.int64, device=device),
         torch.cat(rows),
         own if axes else None,
-        seen if any(part.groups for part in parts) else None,
+        seen if grouped else None,
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
 from attn_models.weights.gguf_architectures import (
@@ -37,7 +38,7 @@ NORMS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BIASED = {"bias": ("attn_q", "attn_qkv"), "attention_bias": ("attn_q", "attn_qkv"), "feed_forward_bias": ("ffn_up",)}
 EXPERT = re.compile(r"\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w3|w2)\.weight$")
 EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down"}
-WITHOUT_ROTARY = ("bloom", "gpt2", "gpt_bigcode", "mpt")
+WITHOUT_ROTARY = ("bert", "bloom", "gpt2", "gpt_bigcode", "mpt")
 """Families without rotary positions."""
 Keys = dict[str, Any]
 
@@ -99,10 +100,9 @@ class GgufFamily:
 
     def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
         """The placement of every tensor of a model with this config."""
-        from attn_models.adapters.registry import decoder_adapter
         from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
 
-        adapter = decoder_adapter(config["model_type"])
+        adapter: Any = installed().adapters.get(config["model_type"])
         try:
             decoder = adapter.from_hf_config(config)
         except InvalidValue as error:
@@ -127,7 +127,8 @@ class GgufFamily:
                 raise Incompatible(
                     f"{header.path}: GGUF files of {self.name} have no name for the tensor {theirs!r}", path=header.path
                 )
-            rotary_heads = {"attn_q": decoder.num_heads, "attn_k": decoder.num_kv_heads or decoder.num_heads}
+            shared = getattr(decoder, "num_kv_heads", None) or decoder.num_heads
+            rotary_heads = {"attn_q": decoder.num_heads, "attn_k": shared}
             heads = rotary_heads.get(source.split(".")[-2], 0) if self.permuted else 0
             fused = _fused(source, decoder) if groups > 1 else ()
             placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=groups, expert=expert)

@@ -152,6 +152,30 @@ def _olmoe(header: GgufHeader) -> Keys:
     return experts(header, width="intermediate_size") | {"norm_topk_prob": False}
 
 
+ENCODER = {
+    "vocab_size": "vocab_size",
+    "max_seq_len": "max_position_embeddings",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "norm_eps": "layer_norm_eps",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+"""Keys of a BERT's config.json by field."""
+MEAN, FIRST_TOKEN = 1, 2
+POOLED = {"attention.causal": (False,), "pooling_type": (MEAN, FIRST_TOKEN)}
+"""Of encoders, whose vector of a text is the mean of its tokens' or that of the first."""
+
+
+def _encoder(header: GgufHeader) -> Keys:
+    """The number of token types, of which only the first is used, and the pooling of a text."""
+    found = header.tensors.get("token_types.weight")
+    types = 1 if found is None or len(found.shape) != 2 else found.shape[0]
+    pooling = header.metadata.get(f"{header.text('general.architecture')}.pooling_type")
+    return {"type_vocab_size": types, "pooling_mode": "cls" if pooling == FIRST_TOKEN else "mean"}
+
+
 LAYER_NORM = TURNED | {"attention.layer_norm_epsilon"}
 SCALES = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
 
@@ -206,5 +230,9 @@ GGUF_FAMILIES = (
     GgufFamily("chatglm", "glm", lambda header: {"attention_bias": "blk.0.attn_q.bias" in header.tensors}, read=TURNED),
     GgufFamily("qwen2moe", "qwen2_moe", _qwen2_moe, read=TURNED | EXPERTS | {"expert_shared_feed_forward_length"}),
     GgufFamily("olmoe", "olmoe", _olmoe, read=TURNED | EXPERTS),
+    GgufFamily(
+        "bert", "bert", _encoder, read=frozenset({"attention.layer_norm_epsilon"}), passed=POOLED, named=ENCODER
+    ),
+    GgufFamily("nomic-bert", "nomic_bert", _encoder, read=LAYER_NORM, passed=POOLED, named=ENCODER),
 )
 """Families with a llama.cpp architecture that are read by `GgufFamily` alone."""

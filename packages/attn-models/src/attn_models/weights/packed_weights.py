@@ -95,7 +95,7 @@ class PackedTensors(Grouped):
         if len(counts) > 1 or not counts <= {2, 4, 8}:
             given = f"integers of {', '.join(sorted(map(str, counts)))} bits"
             raise refused(path, "config_groups", given, "integers of 2, 4 or 8 bits, the same in all groups")
-        self.bits = counts.pop() if counts else 4
+        self.bits, self.unordered = counts.pop() if counts else 4, set()
 
     def weights(self, entries: Mapping[str, TensorEntry]) -> dict[str, dict[str, str]]:
         """The weights that are packed, or have eight bits and scales."""
@@ -130,8 +130,8 @@ class PackedTensors(Grouped):
 
     def kept_bytes(self, parts: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> int | None:
         """See `StoredFormat`; None for formats that no kernel multiplies."""
-        packed = self.bits == 4 and entries[parts["codes"]].dtype == "I32"
-        return super().kept_bytes(parts, entries) if packed else None
+        packed = self.bits == 4 and entries[parts["codes"]].dtype == "I32" and parts.get("g_idx") not in self.unordered
+        return StoredFormat.kept_bytes(self, parts, entries) if packed else None
 
     def in_blocks(self, name: str, parts: Mapping[str, Tensor]) -> Tensor | None:
         """The weight in blocks of integers, where it has four bits; see `Grouped`."""
@@ -141,7 +141,7 @@ class PackedTensors(Grouped):
             return None
         scales = self._spread(parts["scale"].float(), parts).T.contiguous()
         inputs = parts["codes"].shape[1] * 8
-        self.group_size, order = inputs // len(scales), self._group(parts, inputs, len(scales))
+        order = self._group(parts, inputs, len(scales))
         return super().in_blocks(name, {**parts, "scales": scales, "g_idx": order})
 
     def numbers(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

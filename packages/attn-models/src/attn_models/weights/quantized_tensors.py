@@ -1,4 +1,5 @@
-"""Folders with quantised weights (`quantization_config`): GPTQ, AWQ, FP8, MXFP4, bitsandbytes and GGUF's blocks.
+"""Folders with quantised weights (`quantization_config`): GPTQ, AWQ, FP8, MXFP4, bitsandbytes, torchao and GGUF's
+blocks.
 
 When a weight is read, it is dequantised to float32 by the formula of the format's reference, or stays as stored where
 kernels multiply it in that form.
@@ -17,10 +18,11 @@ from attn_core.errors import CheckpointInvalid
 from attn_models.weights.bitsandbytes_weights import BitsAndBytes
 from attn_models.weights.fp8_weights import Fp8
 from attn_models.weights.gguf_blocks import Gguf
-from attn_models.weights.grouped_weights import Awq, Gptq
+from attn_models.weights.grouped_weights import Gptq, awq
 from attn_models.weights.packed_weights import Mxfp4, compressed_tensors
 from attn_models.weights.safetensors_files import LazyTensors, TensorEntry, is_finite
 from attn_models.weights.stored_format import CONFIG_KEY, StoredFormat, refused
+from attn_models.weights.torchao_weights import TorchAo
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +85,7 @@ class DequantizedTensors(LazyTensors):
         shapes = {name: stored.shape(name, parts, self._inner.entries) for name, parts in weights.items()}
         self.entries = plain | {name: TensorEntry("F32", shape, 4 * prod(shape)) for name, shape in shapes.items()}
 
-    def _kept(self) -> dict[str, int]:
+    def kept(self) -> dict[str, int]:
         """The size in bytes of each weight that stays as stored."""
         if not self._in_blocks:
             return {}
@@ -92,11 +94,11 @@ class DequantizedTensors(LazyTensors):
 
     def saved_bytes(self, dtype: torch.dtype) -> int:
         """See `LazyTensors`: weights that stay as stored keep their stored size."""
-        return sum(prod(self.entries[name].shape) * dtype.itemsize - nbytes for name, nbytes in self._kept().items())
+        return sum(prod(self.entries[name].shape) * dtype.itemsize - nbytes for name, nbytes in self.kept().items())
 
     def types(self) -> set[str]:
         """See `LazyTensors`: weights that stay as stored are not included."""
-        kept = self._kept()
+        kept = self.kept()
         return {entry.dtype for name, entry in self.entries.items() if name not in kept}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -114,11 +116,12 @@ class DequantizedTensors(LazyTensors):
 
 FORMATS: Mapping[str, Callable[[Mapping[str, Any], Path], StoredFormat]] = {
     "gptq": Gptq,
-    "awq": Awq,
+    "awq": awq,
     "fp8": Fp8,
     "compressed-tensors": compressed_tensors,
     "mxfp4": Mxfp4,
     "bitsandbytes": BitsAndBytes,
     "gguf": Gguf,
+    "torchao": TorchAo,
 }
 """Formats by `quant_method`."""

@@ -161,6 +161,10 @@ class LazyTensors(Mapping[str, "torch.Tensor"]):
         self.addresses[tensor.data_ptr()] = name
         return tensor.to(self.device)
 
+    def metadata(self) -> dict[str, str]:
+        """The texts in the headers of the files that describe their tensors, by name."""
+        return {name: said for handle in self._handles.values() for name, said in (handle.metadata() or {}).items()}
+
     def saved_bytes(self, dtype: torch.dtype) -> int:  # noqa: ARG002 -- floating-point weights save nothing
         """The bytes of memory that quantised weights save compared with the same weights in `dtype`."""
         return 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONFIG_KEY = "quantization_config"
 NOTES = re.compile(
-    r"quant_method|meta|model_name_or_path|model_file_base_name|uuid|tokenizer|dataset|batch_size|model_seqlen"
+    r"quant_method|method|meta|model_name_or_path|model_file_base_name|uuid|tokenizer|dataset|batch_size|model_seqlen"
     r"|pad_token_id|desc_act|act_group_aware|sym|true_sequential|static_groups|damp_percent|damp_auto_increment|lm_head"
     r"|quantizer|backend|use_exllama|exllama_config|disable_exllama|max_input_length|use_cuda_fp16|do_fuse"
     r"|fuse_max_seq_len|modules_in_block_to_quantize|block_name_to_quantize|module_name_preceding_first_block"

@@ -38,9 +38,24 @@ T5 = {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 16,
 }
+BART = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "max_position_embeddings": 32,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 FAMILIES = {
     "t5": T5,
     "mt5": T5,
+    "bart": BART,
+    "marian": BART,
+    "m2m_100": BART,
     "whisper": {
         "vocab_size": 61,
         "d_model": 32,
@@ -116,6 +131,12 @@ FOREIGN = {
     "n_positions": (64,),
     "num_decoder_layers": (None, 2),
     "attention_window": (2,),
+    "activation_function": ("swish", "relu"),
+    "decoder_attention_heads": (2,),
+    "decoder_vocab_size": (30,),
+    "scale_embedding": (True, False),
+    "share_encoder_decoder_embeddings": (False,),
+    "tie_word_embeddings": (False,),
     "block_size": (2,),
     "classifier_activation": ("relu",),
     "embedding_size": (16, 24, 32),
@@ -146,7 +167,7 @@ FOREIGN = {
     "use_mean_pooling": (True,),
 }
 """Fields of other encoders with values that mean something there."""
-ENCODER_DECODERS = ("t5", "mt5")
+ENCODER_DECODERS = ("t5", "mt5", "bart", "marian", "m2m_100")
 TOWERS = ("text_config", "vision_config")
 HEADS = {"vit": "ForImageClassification", "whisper": "ForSpeechSeq2Seq"} | dict.fromkeys(
     ENCODER_DECODERS, "ForSeq2SeqLM"

@@ -103,6 +103,12 @@ def test_a_tied_checkpoint_may_have_the_unembedding_alone_and_no_prefix(change):
     torch.testing.assert_close(load_model(bare).model(tokens), expected)
 
 
+def test_a_head_with_a_bias_has_no_prefix_either():
+    names = ["wte.weight", "lm_head.weight", "lm_head.bias"]
+    found = decoder_adapter("gptj").canonical_names(names)
+    assert found == {"transformer.wte.weight": names[0], names[1]: names[1], names[2]: names[2]}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible
 from attn_models.loading.pooling import POOLS, read_pooling
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.sources.convert import convert
 from safetensors.torch import save_file
 
@@ -133,6 +134,13 @@ def test_layers_act_in_their_order_and_dropout_is_left_out(write):
 def test_what_is_not_known_is_refused_by_name(pooling, modules, named, write):
     with pytest.raises(CheckpointInvalid, match=named):
         read_pooling(write(pooling, modules), SIZE)
+
+
+def test_modules_with_weights_elsewhere_are_refused_before_weights_are_looked_for(tmp_path):
+    router = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.router.Router"}
+    (tmp_path / "modules.json").write_text(json.dumps([router]))
+    with pytest.raises(CheckpointInvalid, match=r"unknown module .*Router"):
+        load_sentence_encoder(tmp_path)
 
 
 def test_a_conversion_that_would_lose_the_pooling_is_refused(write, tmp_path):

@@ -19,7 +19,7 @@ from torch.nn.functional import pad, relu
 from attn_variants.attention.projections import by_heads, fresh_linear, refuse_source
 from attn_variants.mechanisms.decode_steps import linear_step
 from attn_variants.mechanisms.recurrence_layers import Inputs, Places, Projections, RecurrenceLayer
-from attn_variants.mechanisms.recurrence_scan import effective_weights
+from attn_variants.mechanisms.recurrence_scan import effective_weights, largest_so_far
 
 EPSILON = 1e-6
 """Added to every denominator, as in the code of Katharopoulos et al. 2020."""
@@ -193,7 +193,7 @@ def causal_steps(query: Tensor, log_key: Tensor, value: Tensor, before: Memory |
     start = torch.full_like(top[:, :1], -torch.inf)
     if before is not None:
         start = torch.where(before.seen[..., -1] > 0, before.top, -torch.inf)[:, None]
-    running = torch.cat([start, top], dim=1).cummax(dim=1).values
+    running = largest_so_far(torch.cat([start, top], dim=1))
     known = running[:, :-1] > -torch.inf
     running = torch.where(running > -torch.inf, running, 0)
     earlier, running = running[:, :-1], running[:, 1:]

@@ -10,6 +10,7 @@ from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, Heads, Inn
 from attn_core.kernels.base import batch_invariant
 from attn_core.masking import LOWEST, allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn.functional import logsigmoid, pad
 from torch.utils.checkpoint import checkpoint
 
@@ -62,6 +63,21 @@ def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Householder, pl
         )
         query = query - projections @ parts.query_products[:, :, number]
     return torch.cat(columns[::-1], dim=-1)[..., :keys]
+
+
+def scanned_scores(query: Tensor, key: Tensor, paths: Householder, places: Tensor) -> Tensor:
+    """The result of `path_scores` for whole sequences, query by query, for graphs of any number of tokens. Keys and
+    paths have the heads of the queries."""
+    earlier = places[:, None, :, None] > torch.arange(key.shape[2], device=key.device)
+
+    def one(turned: Tensor, token: list[Tensor]) -> tuple[Tensor, Tensor]:
+        row, direction, strength, before = token
+        along = (turned * direction[:, :, None]).sum(-1) * strength[..., None] * before
+        turned = turned - along[..., None] * direction[:, :, None]
+        return turned, (turned * row[:, :, None]).sum(-1)
+
+    found: Tensor = scan(one, key, [query, *paths, earlier.to(query.dtype)], dim=2)[1]
+    return found
 
 
 def in_blocks(key: Tensor, paths: Householder, block: int) -> Blocks:
@@ -196,8 +212,9 @@ class PathInner(InnerAttention, nn.Module):
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
-        has_positions = operands.query_positions is not None or operands.key_positions is not None
-        if not has_positions and operands.query.shape[1] == operands.key.shape[1] and not batch_invariant():
+        apart = operands.query_positions is not None or operands.key_positions is not None
+        apart = apart or torch.compiler.is_exporting()
+        if not apart and operands.query.shape[1] == operands.key.shape[1] and not batch_invariant():
             return self.whole(operands)
         value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
         out = self.weights(rows, operands, attend) @ value
@@ -219,7 +236,12 @@ class PathInner(InnerAttention, nn.Module):
         key = wide(operands.key).transpose(1, 2)
         block = min(self.block, max(1, key.shape[2]))
         places = positions(operands)[0]
-        scores = path_scores(heads, query, key, self.paths(operands), places, block)
+        paths = self.paths(operands)
+        if torch.compiler.is_exporting():
+            paths = Householder(*(of_query_heads(heads, part) for part in paths))
+            scores = scanned_scores(query, of_query_heads(heads, key), paths, places)
+        else:
+            scores = path_scores(heads, query, key, paths, places, block)
         fades = self.fades(operands)
         if fades is not None:
             at = places[:, None].expand(fades.shape[0], fades.shape[1], -1)

@@ -38,6 +38,20 @@ def scanned(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
     return out, after
 
 
+def largest_so_far(rows: Tensor) -> Tensor:
+    """The largest of each row and those before it, along dimension 1; as a scan where a graph is exported, as ONNX has
+    no such operator."""
+    if not torch.compiler.is_exporting():
+        return rows.cummax(dim=1).values
+
+    def one(most: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        most = torch.maximum(most, row).contiguous()
+        return most, most.clone()
+
+    found: Tensor = scan(one, rows[:, 0].clone(memory_format=torch.contiguous_format), rows, dim=1)[1]
+    return found
+
+
 def updated(steps: Steps, token: int, memory: Tensor) -> Tensor:
     """The state [batch, heads, key_size, value_size] after one token."""
     key, value = steps.key[:, token], steps.value[:, token]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -198,7 +199,9 @@ class GatedDeltaLayer(nn.Module):
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
         steps = Steps(query, key, value, decay, strength[..., 0])
         single = rows.shape[1] == 1
-        found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=1.0)
+        # A graph of any number of tokens takes the kernel that scans them, as ONNX solves no triangular systems.
+        below = math.inf if torch.compiler.is_exporting() else 1.0
+        found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=below)
         if found is None:
             return by_chunks(rule, memory, self.chunk)
         out, memory = found

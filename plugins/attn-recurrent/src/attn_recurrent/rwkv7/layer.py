@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from attn_core import LayerState, RaggedBatch
 from attn_core.masking import wide
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn.functional import normalize, relu
 
 from attn_recurrent.sequences import by_heads, in_chunks, pieces, refuse_source
@@ -58,6 +59,19 @@ def one_chunk(rule: Rule, memory: Tensor) -> tuple[Tensor, Tensor]:
     return out, total[:, :, -1, :, None].exp() * (memory + written)
 
 
+def scanned(rule: Rule, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The result of `in_chunks` token by token, for graphs of any number of tokens."""
+
+    def one(memory: Tensor, token: list[Tensor]) -> tuple[Tensor, Tensor]:
+        query, decay, key, value, seen, erased = (part[..., None] for part in token)
+        removed = erased * (memory * seen).sum(-2, keepdim=True)
+        memory = memory * decay.exp() + key * value.mT - removed
+        return memory, (memory * query).sum(-2)
+
+    after, out = scan(one, memory, list(rule), dim=2)
+    return out, after
+
+
 class LowRank(nn.Module):
     """W₂ f(W₁ x) + b."""
 
@@ -76,7 +90,7 @@ def shifted(rows: Tensor, last: Tensor | None) -> Tensor:
     """The token before each of `rows` [batch, tokens, width]; that of the first is `last` [batch, width], zeros if
     None."""
     before = torch.zeros_like(rows[:, :1]) if last is None else last[:, None].to(rows.dtype)
-    return torch.cat([before, rows[:, :-1]], dim=1)
+    return torch.cat([before, rows], dim=1)[:, :-1]
 
 
 class Rwkv7Layer(nn.Module):
@@ -87,6 +101,8 @@ class Rwkv7Layer(nn.Module):
     [hidden_size], and the norm of heads, `gain` and `shift`. A model may add `value_mix`, a network for how much of
     the values of its first layer a later one takes.
     """
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("mixes",)
 
     def __init__(self, config: Rwkv7Config) -> None:
         super().__init__()
@@ -178,8 +194,12 @@ class Rwkv7Layer(nn.Module):
         query, decay, key, value, rate = (by_heads(one, self.heads) for one in (query, decay, key, value, rate))
         rule = Rule(query, decay, key, value, seen, seen * rate)
         if memory is None:
-            memory = key.new_zeros(len(key), self.heads, key.shape[-1], key.shape[-1])
-        out, memory = in_chunks(one_chunk, rule, memory.to(value.dtype), self.chunk)
+            memory = key.new_zeros(key.shape[0], self.heads, key.shape[-1], key.shape[-1])
+        memory = memory.to(value.dtype)
+        if torch.compiler.is_exporting():
+            out, memory = scanned(rule, memory)
+        else:
+            out, memory = in_chunks(one_chunk, rule, memory, self.chunk)
         gate = self.gate(read[..., GATE, :])
         if key_padding_mask is not None:
             gate = torch.where(key_padding_mask[..., None], gate, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from attn_core import Rotary
 from attn_core.masking import wide
@@ -26,6 +28,8 @@ class Compressor(nn.Module):
     With overlap a token has two projections: the first is mixed into the next block's entry, the second into its own.
     Learned: `value` and `gate` (`nn.Linear` without bias), `bias` [every, parts · size], and `norm`.
     """
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
 
     def __init__(self, options: CompressedConfig, size: int) -> None:
         super().__init__()

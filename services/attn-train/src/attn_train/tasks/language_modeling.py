@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +73,7 @@ class LanguageModelingTask:
         self._smoothing = config.optimizer.label_smoothing
         self.tokens = 0
         self.reinforce = Reinforce()
+        self._measured: dict[str, float] = {}
 
     def next_batch(self) -> tuple[Tensor, ...]:
         """Return inputs and targets, int64 [batch, context] each."""
@@ -90,11 +92,38 @@ class LanguageModelingTask:
         text = self._text.validation.long()
         windows = validation_windows(len(text) - 1, batches, self._context)
         drawn = in_parts(windows, lambda part: collate_windows(text, part), self._batch)
-        return mean_over_batches(model, drawn, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
+        loss = mean_over_batches(model, drawn, lambda batch: next_token_loss(model, batch[0], batch[1]), on_batch)
+        self._measured = {} if loss is None else measures(loss, text, windows, self._text.tokenizer)
+        return loss
+
+    def validation_metrics(self, model: nn.Module, batches: int, on_batch: OnBatch) -> dict[str, float]:  # noqa: ARG002 -- measured with the loss
+        """Return `text_measures` of the text that was measured last."""
+        return self._measured
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
         """Return no metrics, as the loss is sufficient."""
         return {}
+
+
+MOST_NATS = 700.0
+"""Nats of a word, as of a text without blanks, from which its perplexity is infinite."""
+
+
+def text_measures(nats: float, text: str) -> dict[str, float]:
+    """Return what is comparable between tokenizers of the `nats` of a text: bits per byte and perplexity by words."""
+    per_word = nats / max(1, len(text.split()))
+    words = math.exp(per_word) if per_word < MOST_NATS else math.inf
+    return {"bits_per_byte": nats / math.log(2) / max(1, len(text.encode())), "word_perplexity": words}
+
+
+def measures(loss: float, ids: Tensor, windows: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> dict[str, float]:
+    """Return `text_measures` of windows of a text, int64 [tokens], in whose targets the mean `loss` is in nats."""
+    runs: list[tuple[int, int]] = []
+    for start, stop in windows:  # joined, as a character may reach from one into the next
+        runs.append((runs.pop()[0] if runs and runs[-1][1] == start else start, stop))
+    text = "".join(tokenizer.decode(ids[start + 1 : stop + 1].tolist()) for start, stop in runs)
+    found = text_measures(loss * sum(stop - start for start, stop in windows), text)
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def collate_windows(text: Tensor, windows: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,199 @@
+"""How fast are fine-tuning and DPO of SmolLM2-135M with LoRA on a CPU, compared with TRL?
+
+    python benchmarks/finetune_cpu.py --task sft       # needs trl, peft and datasets; ATTN_HOME has the model
+    python benchmarks/finetune_cpu.py --task dpo --only attn       # one side alone, for its peak memory
+
+Both train adapters of rank 8 on the same layers, on the same texts (runs of Shakespeare's works of various lengths), in
+float32, with the same batch size, and take turns of one step in one process; TRL with its best options: no gradient
+checkpointing, for SFT packing or batches of similar length, whichever is faster. Tokens are those of the examples,
+without padding. The result is the median of the turns, and the ratio of adjacent turns.
+"""
+
+# ruff: noqa: SLF001
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_schema.home import home_folder, models_folder
+from report import write_report
+
+Turn = Callable[[], tuple[float, int]]
+"""Trains for one step, and returns its seconds and tokens."""
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LONGEST = 512
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--task", choices=["sft", "dpo"], default="sft")
+    p.add_argument("--only", choices=["attn", "trl", "trl-packed"])
+    p.add_argument("--model", type=Path, default=models_folder(home_folder()) / "smollm2-135m-instruct")
+    p.add_argument("--text", type=Path, default=home_folder() / "texts" / "shakespeare.txt")
+    p.add_argument("--batch", type=int, default=4)
+    p.add_argument("--examples", type=int, default=200)
+    p.add_argument("--turns", type=int, default=6)
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--out", type=Path)
+    return p.parse_args()
+
+
+def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Prompts and answers of 20 to 120 words each, as messages."""
+    words, draw = args.text.read_text().split(), random.Random(7)
+
+    def said(role: str) -> list[dict[str, str]]:
+        start, count = draw.randrange(len(words) - 200), draw.randint(20, 120)
+        return [{"role": role, "content": " ".join(words[start : start + count])}]
+
+    names = ("completion",) if args.task == "sft" else ("chosen", "rejected")
+    return [{"prompt": said("user"), **{name: said("assistant") for name in names}} for _ in range(args.examples)]
+
+
+def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> Turn:
+    from attn_schema.finetuning import LoraConfig
+    from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
+    from attn_train.base_model import completed, load_base
+    from attn_train.data.load import load_dataset
+    from attn_train.records import NullReporter
+    from attn_train.trainer import Trainer
+
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    kind = "chat" if args.task == "sft" else "preference"
+    asked = TrainingConfig(
+        model=ModelConfig(base_model=str(args.model), max_seq_len=LONGEST),
+        data=DataConfig(dataset=str(folder / "rows.jsonl"), format=kind, validation_fraction=0.0),
+        optimizer=OptimizerConfig(steps=1000, batch_size=args.batch, learning_rate=1e-4),
+        lora=LoraConfig(lora_rank=8, lora_target_modules=LAYERS),
+        device="cpu",
+    )
+    config = completed(asked, home=home_folder())
+    base = load_base(config, home_folder(), lambda _: None)
+    dataset = load_dataset(config, home_folder(), lambda _: None)
+    trainer = Trainer(base.model, dataset, config)
+    base.model.train()
+    drawn: list[int] = []
+    own = trainer._task.next_batch
+
+    def counted() -> tuple[torch.Tensor, ...]:
+        batch = own()
+        drawn.append(int((batch[0] != 0).sum()))
+        return batch
+
+    trainer._task.next_batch = counted  # type: ignore[method-assign]
+
+    def turn() -> tuple[float, int]:
+        began = time.perf_counter()
+        trainer._one_step(NullReporter())
+        return time.perf_counter() - began, drawn[-1]
+
+    return turn
+
+
+def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[str, Any]:
+    """TRL's best options, beside those that both sides have."""
+    options: dict[str, Any] = {
+        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "learning_rate": 1e-4, "use_cpu": True,
+        "max_steps": 1000, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
+        "gradient_checkpointing": False, "bf16": False, "max_length": LONGEST,
+    }  # fmt: skip
+    if packed:
+        options |= {"packing": True, "per_device_train_batch_size": max(1, args.batch * 300 // LONGEST)}
+    elif args.task == "sft":
+        options["train_sampling_strategy"] = "group_by_length"
+    return options
+
+
+def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, packed: bool) -> Turn:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+    go, done, seen = threading.Semaphore(0), threading.Semaphore(0), [0]
+
+    class Turns(TrainerCallback):  # type: ignore[misc]
+        """Waits before each step until it is its turn."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            go.acquire()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            done.release()
+
+    options = options_of(args, folder, packed=packed)
+    config, kind = (SFTConfig, SFTTrainer) if args.task == "sft" else (DPOConfig, DPOTrainer)
+    trainer = kind(
+        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(args.model),
+        train_dataset=Dataset.from_list(data),
+        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules=list(LAYERS), task_type="CAUSAL_LM"),
+        args=config(**options),
+        callbacks=[Turns()],
+    )
+    own = trainer.training_step
+
+    def counted(model: Any, inputs: dict[str, Any], *rest: Any) -> Any:
+        mask = inputs.get("attention_mask")
+        seen[0] = int(inputs["input_ids"].numel() if mask is None else mask.sum())
+        return own(model, inputs, *rest)
+
+    trainer.training_step = counted
+    threading.Thread(target=trainer.train, daemon=True).start()
+
+    def turn() -> tuple[float, int]:
+        began = time.perf_counter()
+        go.release()
+        done.acquire()
+        return time.perf_counter() - began, seen[0]
+
+    return turn
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    data = rows(args)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        made: dict[str, Callable[[], Turn]] = {
+            "attn": lambda: attn(args, data, folder),
+            "trl": lambda: trl(args, data, folder, packed=False),
+        }
+        if args.task == "sft":
+            made["trl-packed"] = lambda: trl(args, data, folder, packed=True)
+        turns = {name: make() for name, make in made.items() if args.only in (None, name)}
+        for name, turn in turns.items():
+            print(f"{name}: warm-up, {turn()[0]:.2f} s", flush=True)
+        rates: dict[str, list[float]] = {name: [] for name in turns}
+        for _ in range(args.turns):
+            for name, turn in turns.items():
+                seconds, tokens = turn()
+                rates[name].append(tokens / seconds)
+                print(f"{name}: {tokens} tokens in {seconds:.2f} s", flush=True)
+        peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+        found = []
+        for name, each in rates.items():
+            ratios = [a / b for a, b in zip(rates.get("attn", each), each, strict=True)]
+            rate, spread = statistics.median(each), (min(each), max(each))
+            facts = {"tokens_per_second": rate, "slowest": spread[0], "fastest": spread[1]}
+            facts["attn_is_faster_by"] = statistics.median(ratios)
+            rounded = {key: round(value, 2) for key, value in facts.items()}
+            found.append({"side": name, **rounded, **({"peak_gib": peak} if args.only else {})})
+        write_report(f"finetune-cpu-{args.task}", {"batch": args.batch, "threads": args.threads}, found, args.out)
+        os._exit(0)  # the other trainer waits for its turn
+
+
+if __name__ == "__main__":
+    main()
