@@ -66,10 +66,9 @@ class Engine:
         if config.num_speculative_tokens is None:
             config = config.replace(num_speculative_tokens=proposer.default_tokens)
         self.config = config
-        ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
         self._numerics = numerics_of(config)
         with self._numerics:
-            self._runner = ModelRunner(model, store, f"weights {config.quantization}, {config.kv_cache}{ranks}")
+            self._runner = ModelRunner(model, store, _said(config))
         if not config.enforce_eager:
             self._runner.record_steps(config)
         self._store = store
@@ -96,8 +95,7 @@ class Engine:
         self._outputs: list[RequestOutput] = []
         self._sequences = 0
         self._draining = False
-        self._computed_tokens = 0
-        self._generated_tokens = 0
+        self._computed_tokens = self._generated_tokens = 0
         self._draft_tokens = self._accepted_tokens = 0
         if self.note:
             log.warning(self.note)
@@ -493,3 +491,9 @@ def _tokens_of(chunks: list[ScheduledChunk]) -> dict[str, tuple[int, int]]:
         decodes = bool(sequence.generated) and chunk.length == 1
         found[sequence.id] = (prompt, new + chunk.rows) if decodes else (prompt + chunk.rows, new)
     return found
+
+
+def _said(config: EngineConfig) -> str:
+    """The formats of weights and cache, and the number of ranks, as part of what an engine computes with."""
+    ranks = f", {config.tensor_parallel_size} ranks" if config.tensor_parallel_size > 1 else ""
+    return f"weights {config.quantization}, {config.kv_cache}{ranks}"

@@ -12,6 +12,7 @@ from attn_core.errors import InvalidValue
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import check_messages
+from attn_schema.chat_form import THOUGHT
 from attn_schema.training import DataConfig
 
 from attn_train.checking import require_wanted
@@ -20,7 +21,6 @@ from attn_train.data.shapes import (
     ASSISTANT,
     CHATS,
     PREFERENCES,
-    THOUGHT,
     Chat,
     Judged,
     Reading,

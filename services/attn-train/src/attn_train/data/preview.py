@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
+from attn_schema.chat_form import THOUGHT
 from attn_schema.prepared import ShowConfig
 
 from attn_train.data.conversations import (
@@ -27,7 +28,7 @@ from attn_train.data.conversations import (
     rows_in,
 )
 from attn_train.data.rendering import WEIGHT
-from attn_train.data.shapes import ASSISTANT, CHATS, PAIRS, PREFERENCES, TEXTS, THOUGHT, Chat, Reading, TokenRow, needed
+from attn_train.data.shapes import ASSISTANT, CHATS, PAIRS, PREFERENCES, TEXTS, Chat, Reading, TokenRow, needed
 from attn_train.data.token_shards.encoders import ids_and_learned
 from attn_train.data.token_shards.inputs import Row, columns_of, input_files, split_files
 
