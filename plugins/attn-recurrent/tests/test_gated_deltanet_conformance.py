@@ -17,7 +17,7 @@ class TestGatedDeltaNetWithTwoHeadsForEachKey(MechanismLaws):
 
 class TestGatedDeltaProduct(MechanismLaws):
     mechanism = "gated_deltaproduct"
-    options = {"num_householder": 3, "key_heads": 2, "value_size": 6}
+    options = {"num_householder": 3, "key_heads": 2, "value_size": 6, "chunk": 128}
 
 
 class TestComba(MechanismLaws):
