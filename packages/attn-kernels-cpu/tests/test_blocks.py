@@ -35,6 +35,7 @@ BLOCKS = {
     "one group": {"mechanism": "mqa", "num_kv_heads": None, "num_heads": 5},
     "window": {"mechanism": "sliding_window", "options": {"window": 9}},
     "learned positions": {"mechanism": "mha", "num_kv_heads": None, "positions": "learned"},
+    "norms of heads": {"mechanism": "qk_norm", "num_kv_heads": None},
     "two windows": {
         "pattern": ["gqa", {"mechanism": "sliding_window", "options": {"window": 5}}],
     },
@@ -50,6 +51,8 @@ def packed(fields, weights="float32"):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)
+            if parameter.ndim == 1:
+                parameter.add_(torch.rand_like(parameter))
     quantize_model(model, weights)
     return model
 
@@ -204,7 +207,7 @@ def test_chunks_prefixes_and_preemption_change_no_token(weights, limits):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"mechanism": "qk_norm", "num_kv_heads": None}, "query_key_norm"),
+        ({"mechanism": "qk_l2_norm", "num_kv_heads": None}, "norm"),
         ({"mechanism": "alibi", "num_kv_heads": None, "positions": "none"}, "modifiers"),
         ({"head_dim": 24, "partial_rotary_factor": 1.0}, "key_size: 24"),
         ({"intermediate_size": 104}, "intermediate_size: 104"),

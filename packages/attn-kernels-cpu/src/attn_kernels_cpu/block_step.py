@@ -76,7 +76,10 @@ class CpuBlockStep:
         self.parts = parts
         attention, gated = parts.attention, parts.feed_forward
         spec, heads = attention.spec, attention.spec.heads
-        self._gains = [gain.detach().float().contiguous() for gain in (parts.attention_gain, parts.feed_forward_gain)]
+        heads_gains = (attention.gains[name] for name in ("query_gain", "key_gain") if attention.gains)
+        given = parts.attention_gain, parts.feed_forward_gain, *heads_gains
+        self._gains = [gain.detach().float().contiguous() for gain in given]
+        gains = [gain.data_ptr() for gain in self._gains]
         self.window = window_of(spec)
         self.kind = _KINDS.setdefault((self.window, spec.rotary), len(_KINDS))
         self._block = BlockStruct(
@@ -84,8 +87,9 @@ class CpuBlockStep:
             attention.output.address,
             gated.both.address,
             gated.down.address,
-            *(gain.data_ptr() for gain in self._gains),
+            *(gains if spec.norm else [*gains, None, None]),
             parts.eps,
+            spec.norm.eps if spec.norm else 0.0,
             scale_of(spec),
             heads.query,
             heads.key_value,

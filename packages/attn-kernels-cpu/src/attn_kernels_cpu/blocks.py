@@ -31,7 +31,7 @@ class HeadSize:
 
 
 class CpuBlock(BlockKernel):
-    """A whole block: norms, projections, rotary embedding, attention over the KV cache in place, and a gated
+    """A whole block: norms, of heads too, projections, rotary positions, attention over the KV cache in place, a gated
     feed-forward."""
 
     name = "cpu_block"
@@ -44,6 +44,7 @@ class CpuBlock(BlockKernel):
         "value_size": Anything(),
         "query_heads": Anything(),
         "key_value_heads": Anything(),
+        "norm": OneOf("", "qk_norm"),
         "intermediate_size": MultipleOf(VECTOR),
     }
 

@@ -67,7 +67,7 @@ static void block(int format) {
   std::vector<float> gain = numbers(width), other = numbers(width), turns = numbers(2 * most * 32);
   std::vector<Element> keys(most * kept), values(most * kept);
   const Block b = {&projections.linear, &output.linear, &both.linear, &down.linear, gain.data(), other.data(),
-                   1e-5f, 0.17f, heads, 32, 0, 0};
+                   gain.data(), other.data(), 1e-5f, 1e-6f, 0.17f, heads, 32, 0, 0};
   std::vector<int64_t> rows(most), start(most, 0);
   std::vector<int32_t> count(most);
   for (int i = 0; i < most; i++) rows[i] = (i * 5) % most, count[i] = i + 1;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -23,13 +23,14 @@ class AttentionParts:
 
     `projections` maps hidden states [..., width] to concatenated queries, keys and values; `output` is the output
     projection. `cos_sin(rows, batch)` returns cosines and signed sines [tokens, 1, rotated], float32, for the positions
-    of a batch; None without rotary positions.
+    of a batch; None without rotary positions. `gains` are those of the norm of queries and keys, if the spec has one.
     """
 
     spec: AttentionSpec
     projections: Any
     output: Any
     cos_sin: Callable[[Tensor, RaggedBatch], tuple[Tensor, Tensor] | None]
+    gains: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +77,8 @@ class BlockProblem(Problem):
 
     `linears` is the class, "module.name", of the modules that multiply by packed weights, "mixed" where they differ.
     The fields of the attention are as in `SpecProblem`; `mask` is `BAND` for causal masks and causal windows without
-    dilation, `query_key_norm` says that queries and keys are normalised, `cross` that keys come from another sequence.
+    dilation, `norm` the kind of the norm of queries and keys, "" without one, `cross` says that keys come from another
+    sequence.
     """
 
     operation: ClassVar[str] = "block"
@@ -91,7 +93,7 @@ class BlockProblem(Problem):
     query_heads: int = 1
     key_value_heads: int = 1
     irregular_groups: bool = False
-    query_key_norm: bool = False
+    norm: str = ""
     cross: bool = False
     intermediate_size: int = 0
 
@@ -113,7 +115,7 @@ def block_problem(parts: BlockParts) -> BlockProblem:
         query_heads=spec.heads.query,
         key_value_heads=spec.heads.key_value,
         irregular_groups=spec.heads.per_group is None,
-        query_key_norm=spec.norm is not None,
+        norm="" if spec.norm is None else spec.norm.kind,
         cross=spec.cross,
         intermediate_size=getattr(gated.down, "inputs", 0),
     )

@@ -6,7 +6,8 @@
 struct Block {
   const Linear *projections, *output, *both, *down;
   const float *attention_gain, *feed_forward_gain;
-  float eps, scale;
+  const float *query_gain, *key_gain;  // of the norms of each head; null without
+  float eps, head_eps, scale;
   Heads heads;
   int32_t rotated, interleaved;
   int32_t parts;  // for attention with AMX, which requires a mask without a window; see `Attention`
@@ -65,6 +66,10 @@ static inline void write_cache(const float* rows, const Memory& memory, int64_t 
 static inline void place_token(float* row, const Block& b, const LayerStep& s, int t) {
   const Heads& heads = b.heads;
   float *key = row + heads.query * heads.size, *value = key + heads.shared * heads.size;
+  for (int h = 0; b.query_gain && h < heads.query + heads.shared; h++) {
+    float* head = row + h * heads.size;
+    rms_norm_row(head, heads.size, h < heads.query ? b.query_gain : b.key_gain, b.head_eps, head);
+  }
   if (b.rotated) {
     const float *cosines = s.cosines + (size_t)t * b.rotated, *sines = s.sines + (size_t)t * b.rotated;
     for (int h = 0; h < heads.query + heads.shared; h++)

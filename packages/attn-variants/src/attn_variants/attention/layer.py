@@ -84,7 +84,9 @@ class SpecLayer(Projections):
         if self.joint is None or self.inner is not None or not self.only_spec:
             return None
         cos_sin = partial(cos_sin_of_batch, self)
-        return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, cos_sin=cos_sin)
+        gains = {} if self.norm is None else self.norm.named()
+        joint = self.joint.whole
+        return AttentionParts(spec=self.spec, projections=joint, output=self.output, cos_sin=cos_sin, gains=gains)
 
     def use_kernel(self, name: str | None) -> None:
         """Use the kernel of this name from now on; None chooses the cheapest that supports each call.
