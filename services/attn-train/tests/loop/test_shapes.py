@@ -76,7 +76,19 @@ PREFERENCES = {
     "HH": {name: f"\n\nHuman: hi\n\nAssistant: {answer}" for name, answer in (("chosen", "yes"), ("rejected", "no"))},
     "OpenAI": {"input": {"messages": [HI]}, "preferred_output": [YES], "non_preferred_output": [NO]},
     "LLaMA-Factory": {"conversations": [{"from": "human", "value": "hi"}], "chosen": YES, "rejected": NO},
-}
+    "rm-static": {"prompt": "\n\nHuman: hi\n\nAssistant:", "chosen": "yes", "rejected": "no"},
+    "Argilla": {"instruction": "hi", "chosen_response": "yes", "rejected_response": "no"},
+    "StackExchange": {"question": "hi", "response_j": "yes", "response_k": "no"},
+    "SHP": {"history": "hi", "human_ref_A": "yes", "human_ref_B": "no", "labels": 1},
+    "SHP, the second": {"history": "hi", "human_ref_A": "no", "human_ref_B": "yes", "labels": 0},
+    "PKU-SafeRLHF": {"prompt": "hi", "response_0": "no", "response_1": "yes", "better_response_id": 1},
+    "HelpSteer2": {"prompt": "hi", "response_1": "yes", "response_2": "no", "preference_strength": -2},
+    "HelpSteer3": {"context": [HI], "response1": "no", "response2": "yes", "overall_preference": 1},
+    "arena": {"conversation_a": [HI, NO], "conversation_b": [HI, YES], "winner": "model_b", "turn": 1},
+    "MT-bench, the first turn": {
+        "conversation_a": [HI, YES, HI, NO], "conversation_b": [HI, NO, HI, YES], "winner": "model_a", "turn": 1,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", PREFERENCES)
@@ -109,6 +121,27 @@ def test_rows_that_prefer_nothing_are_counted(tmp_path):
     reading = Reading()
     assert len(list(checked_preferences(rows_in(input_files([str(tmp_path)]), reading), reading))) == 2
     assert list(reading.dropped.values()) == [1, 1, 1]
+
+
+def test_ties_are_left_out_and_verdicts_that_differ_are_counted(tmp_path):
+    safe = PREFERENCES["PKU-SafeRLHF"]
+    found = rows(
+        tmp_path / "a.jsonl",
+        PREFERENCES["HelpSteer3"] | {"overall_preference": 0},
+        PREFERENCES["arena"] | {"winner": "tie (bothbad)"},
+        safe | {"safer_response_id": 1},
+        safe | {"safer_response_id": 0},
+    )
+    reading = Reading()
+    answers = [[one.messages[-1] for one in both] for _, both in checked_preferences(found, reading)]
+    assert answers == [[YES, NO]] * 2
+    assert sorted(reading.dropped.values()) == [1, 1, 2]  # a verdict, a prompt that comes again, ties
+    safer = Reading(columns={"better_response_id": "safer_response_id"})
+    answers = [[one.messages[-1] for one in both] for _, both in checked_preferences(found[2:], safer)]
+    assert answers == [[YES, NO], [NO, YES]]
+    for wrong in ({"better_response_id": 2}, {"better_response_id": None}):
+        with pytest.raises(InvalidValue, match="better_response_id"):
+            list(checked_preferences(rows(tmp_path / "b.jsonl", safe | wrong), Reading()))
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,9 @@ def is_empty(message: Mapping[str, Any]) -> bool:
 def prefers(chosen: Chat | None, rejected: Chat | None, reading: Reading) -> bool:
     """Whether one of two conversations can be preferred; counts those where not, and prompts that come again."""
     given = [one.messages for one in (chosen, rejected) if one is not None]
+    if not given:
+        reading.note("left out, as neither answer is preferred", 1)
+        return False
     if len(given) == 2 and given[0] == given[1]:
         reading.note("left out, as both answers are equal", 1)
         return False

@@ -37,8 +37,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "input": ("input", "context"),
     "system": ("system", "system_prompt"),
     "tools": ("tools", "functions"),
-    "chosen": ("chosen", "preferred_output"),
-    "rejected": ("rejected", "non_preferred_output"),
+    "chosen": ("chosen", "preferred_output", "chosen_response", "response_j"),
+    "rejected": ("rejected", "non_preferred_output", "rejected_response", "response_k"),
 }
 """The columns in which published data have what a shape reads, the first of which a row has; others have its name."""
 PICTURES = ("image", "images", "video", "videos", "audio", "audios")
@@ -47,12 +47,14 @@ PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 
 @dataclass(frozen=True)
 class Shape:
-    """A published shape of rows: its name, what it needs and may have, and how a row is read of these."""
+    """A published shape of rows: its name, what it needs and may have, how a row is read of these, and a remark that
+    is counted for a row to which it applies."""
 
     name: str
     needs: tuple[str, ...]
     read: Callable[[Values], Any]
     may: tuple[str, ...] = ()
+    remark: Callable[[Values], tuple[str, int]] = lambda _: ("", 0)
 
     def columns_in(self, values: Values, given: Collection[str] = ()) -> dict[str, str] | None:
         """Return the columns of a row by what the shape reads of them, first those `given`; None if one is missing.
@@ -203,7 +205,9 @@ def _asked(values: Values, name: str) -> Messages:
     asked = values[name]
     if isinstance(asked, str) and values.get("input"):
         asked = f"{asked}\n\n{_text(values, 'input')}"
-    return messages_in(asked["messages"] if isinstance(asked, Mapping) and "messages" in asked else asked, name)
+    found = messages_in(asked["messages"] if isinstance(asked, Mapping) and "messages" in asked else asked, name)
+    begun = isinstance(asked, str) and found and found[-1] == {"role": ASSISTANT, "content": ""}
+    return found[:-1] if begun else found
 
 
 def _text(values: Values, name: str) -> str:
@@ -319,9 +323,54 @@ def _judged(values: Values) -> Judged:
     return (judged, None) if label else (None, judged)
 
 
+def _compared(
+    name: str, asked: str, answers: Sequence[str], verdict: str, better: Mapping[str, int | None], *may: str
+) -> Shape:
+    """The shape of rows with a prompt, `asked`, or "" if both answers are conversations, and with a verdict, whose
+    values say which answer is better, 0 or 1, None for neither.
+
+    A verdict among what a row may have is by another measure; a `turn` is the last one that was compared.
+    """
+
+    def place(values: Values, column: str) -> int | None:
+        if (text := str(values[column])) not in better:
+            raise InvalidValue.of(column, values[column], f"one of {', '.join(better)}")
+        return better[text]
+
+    def read(values: Values) -> Judged:
+        best = place(values, verdict)
+        if best is None:
+            return None, None
+        both = [values[column] for column in answers]
+        if "turn" in values:
+            if type(values["turn"]) is not int or values["turn"] < 1:
+                raise InvalidValue.of("turn", values["turn"], "a number from 1")
+            both = [messages_in(talk, column)[: 2 * values["turn"]] for talk, column in zip(both, answers, strict=True)]
+        row = {"chosen": both[best], "rejected": both[1 - best]} | ({"question": values[asked]} if asked else {})
+        return _preference(row | {column: values[column] for column in ASIDE if column in values})
+
+    def remark(values: Values) -> tuple[str, int]:
+        others = {place(values, column) for column in may if column != "turn" and column in values}
+        return "in which another column prefers the other answer", int(not others <= {place(values, verdict)})
+
+    return Shape(name, (*([asked] if asked else []), *answers, verdict), read, (*may, *ASIDE), remark)
+
+
+CHOICE = {"0": 0, "1": 1}
+STRENGTH = {str(number): None if number == 0 else int(number > 0) for number in range(-3, 4)}
+"""Which of two answers is better by HelpSteer's strength of a preference."""
+WINNER = {"model_a": 0, "model_b": 1, "tie": None, "tie (bothbad)": None, "both_bad": None}
+"""Which of two conversations is better by the winner of an arena."""
 PREFERENCES = (
     Shape("preferences", ("chosen", "rejected"), _preference, ("question", "input", "messages", *ASIDE)),
     Shape("labelled answers", ("prompt", "completion", "label"), _judged, ASIDE),
+    _compared("SHP", "history", ("human_ref_A", "human_ref_B"), "labels", {"1": 0, "0": 1}),
+    _compared(
+        "PKU-SafeRLHF", "prompt", ("response_0", "response_1"), "better_response_id", CHOICE, "safer_response_id"
+    ),
+    _compared("HelpSteer2", "prompt", ("response_1", "response_2"), "preference_strength", STRENGTH),
+    _compared("HelpSteer3", "context", ("response1", "response2"), "overall_preference", STRENGTH),
+    _compared("arena", "", ("conversation_a", "conversation_b"), "winner", WINNER, "turn"),
 )
 """The shapes of preferences."""
 
@@ -405,9 +454,7 @@ class Reading:
             raise InvalidValue.of(
                 "columns", ", ".join(columns), f"{needed(shapes)}; name others with --columns NAME=COLUMN"
             )
-        read = {
-            column for shape in shapes for name in (*shape.needs, *shape.may) for column in COLUMNS.get(name, (name,))
-        }
+        read = names_in(shapes)
         self.aside |= names.keys() - read - set(PICTURES)
         return [self.columns.get(name, name) for name in names if name in read or name in PICTURES]
 
@@ -422,7 +469,9 @@ class Reading:
         self.shapes[shape.name] += 1
         self.used |= {self.columns.get(name, name) for name in found.values()}
         self.aside |= {name for name, value in renamed.items() if value is not None} - set(found.values())
-        return shape.read({name: renamed[column] for name, column in found.items()})
+        read = {name: renamed[column] for name, column in found.items()}
+        self.note(*shape.remark(read))
+        return shape.read(read)
 
     def note(self, remark: str, count: int) -> None:
         """Count rows with a remark."""
