@@ -277,7 +277,7 @@ def test_all_blocks_in_one_call_give_the_bits_of_one_call_each(name, cache):
 
 
 def test_blocks_are_not_stacked_where_one_is_computed_by_its_parts():
-    model = packed({"pattern": ["mha", "qk_norm"], "mechanism": "mha", "num_kv_heads": None, "num_layers": 4})
+    model = packed({"pattern": ["mha", "qk_l2_norm"], "mechanism": "mha", "num_kv_heads": None, "num_layers": 4})
     assert [block.joined is not None for block in model.blocks] == [True, False] * 2
     assert model.stack is None
     assert steps(model, PLAN)[0].isfinite().all()
