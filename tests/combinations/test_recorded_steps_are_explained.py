@@ -18,6 +18,7 @@ from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem
 from attn_core.kernels.base import AtMost, Condition, OneOf
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_engine.graphs import DECODE, PROMPTS, Rerun, StepGraphs, StepLimits
+from attn_kernels_cpu.blocks import CpuPaged
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
 from attn_testing.pretend_cuda import pretended_gpu, to_pretended
@@ -73,6 +74,12 @@ class InPlace(PagedAttendKernel):
 
     def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
         raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU is pretended, the kernel that packed weights of other tests have loaded is not there."""
+    monkeypatch.setattr(CpuPaged, "available", lambda _: "it is a CPU's")
 
 
 @pytest.fixture

@@ -79,6 +79,7 @@ ELSEWHERE = {
     "convert heads": "packages/attn-models/tests/networks/conversion/test_convert_command.py",
     "convert latent": "packages/attn-models/tests/networks/conversion/test_convert_command.py",
     "convert mechanism": "packages/attn-models/tests/networks/conversion/test_mechanism.py",
+    "convert merge": "services/attn-train/tests/service/test_fine_tuning.py",
     "conformance": "packages/attn-testing/tests/test_foreign.py",
     "embed": "packages/attn-engine/tests/local/test_embed.py",
     "models export": "packages/attn-models/tests/export/test_exports.py",

@@ -54,7 +54,7 @@ def test_seeds_offsets_and_rows_drop_independently_and_the_same_ones_alike():
 
 
 @pytest.mark.parametrize(
-    "given", [{"probability": 1.0}, {"probability": -0.1}, {"seed": -1}, {"seed": 1 << 64}, {"offset": 1 << 32}]
+    "given", [{"probability": 1.5}, {"probability": -0.1}, {"seed": -1}, {"seed": 1 << 64}, {"offset": 1 << 32}]
 )
 def test_probabilities_and_numbers_that_do_not_fit_are_refused(given):
     with pytest.raises(InvalidValue, match=rf"^dropout\.{next(iter(given))}"):

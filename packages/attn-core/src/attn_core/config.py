@@ -50,8 +50,8 @@ class MechanismConfig:
                 raise InvalidValue.of(field, value, "a whole number from 1")
         if type(self.layer) is not int or self.layer < 0:
             raise InvalidValue.of("layer", self.layer, "a whole number from 0")
-        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise InvalidValue.of("dropout", self.dropout, "a number from 0, below 1")
+        if not is_number(self.dropout) or not 0 <= self.dropout <= 1:
+            raise InvalidValue.of("dropout", self.dropout, "a number from 0 to 1")
         if self.head_dim is None and self.hidden_size % self.num_heads:
             raise InvalidValue.of(
                 "num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}, or an explicit head_dim"

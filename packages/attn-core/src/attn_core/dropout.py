@@ -29,7 +29,7 @@ class Dropout:
 
     `seed`, 64 bits, and `offset`, 32 bits, such as the number of a call, determine which weights become zero
     (Srivastava et al. 2014). Rows of a batch are counted from `first`. Raises `InvalidValue` for a probability outside
-    [0, 1) and numbers of more bits. In a torch.compile graph, which serves many calls, `seed` is a tensor [], int64
+    [0, 1] and numbers of more bits. In a torch.compile graph, which serves many calls, `seed` is a tensor [], int64
     and not negative.
     """
 
@@ -39,8 +39,8 @@ class Dropout:
     first: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability < 1:
-            raise InvalidValue.of("dropout.probability", self.probability, "from 0 to below 1")
+        if not 0 <= self.probability <= 1:
+            raise InvalidValue.of("dropout.probability", self.probability, "from 0 to 1")
         for name, bits in (("seed", 64), ("offset", 32), ("first", 32)):
             given = getattr(self, name)
             if isinstance(given, int) and not 0 <= given < 1 << bits:
@@ -58,8 +58,8 @@ class Dropout:
 
     @property
     def scale(self) -> float:
-        """The factor by which the kept weights are scaled."""
-        return 1 / (1 - self.probability)
+        """The factor by which the kept weights are scaled; 0 where all are dropped."""
+        return 1 / (1 - self.probability) if self.probability < 1 else 0.0
 
     def kept(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Which weights are kept, bool, given `row` (batch times heads plus head) and the indices of queries and keys.

@@ -107,11 +107,9 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         value=value.transpose(1, 2),
         key_padding_mask=checked_padding(key_padding_mask, key),
         parameters=checked_parameters(kernels.weights, parameters or {}),
-        dropout=new_dropout(dropout_p) if 0 < dropout_p < 1 else None,
+        dropout=new_dropout(dropout_p) if dropout_p else None,
     )
     out = kernels.with_mask(kind_of(given)).run(operands, with_tensor(kernels.spec, given)).transpose(1, 2)
-    if dropout_p == 1:
-        out = torch.nn.functional.dropout(out, 1.0)
     return out if batched else out[0]
 
 

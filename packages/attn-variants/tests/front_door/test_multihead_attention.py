@@ -232,6 +232,13 @@ def test_other_mechanisms_compute_self_attention(name):
     assert torch.equal(out, module.attention(given, key_padding_mask=~PADDING))
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_dropout_of_one_drops_every_weight_in_training(training, need_weights):
+    ours, theirs = (module.train(training) for module in pair(dropout=1.0))
+    same(ours, theirs, rows(2, 5, 24), rows(2, 7, 24), rows(2, 7, 24), need_weights=need_weights)
+
+
 def test_what_a_mechanism_cannot_do_is_refused():
     module, given = MultiheadAttention(24, 4, mechanism="linear"), torch.randn(2, 7, 24)
     with pytest.raises(Incompatible, match="must be one tensor"):

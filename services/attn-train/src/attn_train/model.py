@@ -284,17 +284,20 @@ def _require_memory(parameters: int, device: torch.device, others: int) -> None:
         )
 
 
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
 def _require_disk(parameters: int, keep: int, home: Path) -> None:
     # The kept checkpoints and one that is being written exist at the same time; the finished model is written last.
     needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4) + SPARE_BYTES
     for folder in (home / "jobs", models_folder(home)):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=folder):
+            with TemporaryFile(dir=_existing(folder)):
                 pass
         except OSError as error:
             problem = f"the server cannot write to {folder}, where a job's checkpoints and its model go"
             raise WrongState(f"{problem}: {error.strerror}") from error
-    free = shutil.disk_usage(home).free
+    free = shutil.disk_usage(_existing(home)).free
     if needed > free:
         raise OutOfCapacity(f"the job needs {needed} bytes of disk in {home}; {free} are free")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attn_cli.recipe import read_recipe, recipe_names
 from attn_core import Capability, installed
+from attn_models.adapters.bart import BartAdapter
 from attn_models.adapters.family import FamilyAdapter
 from attn_models.adapters.native import NativeAdapter
 from attn_models.adapters.registry import ADAPTERS
@@ -25,7 +26,8 @@ from attn_train.worker import build_model
 
 SENTENCE = "1\tdogs\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\trun\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
 DOOR_OF = {"deepseek": "deepseek_v3", "gemma3": "gemma3_text", "qwen3-next": "qwen3_next"}
-WITHOUT = {NativeAdapter.model_type, "deepseek_v2", "t5", "mt5", "whisper", "smolvlm", "idefics3"}
+WITHOUT = {NativeAdapter.model_type, "deepseek_v2", "t5", "mt5", "umt5", "whisper", "smolvlm", "idefics3"}
+WITHOUT |= {name for name in ADAPTERS if isinstance(ADAPTERS[name], BartAdapter)}
 """Layouts that no recipe is named after: every decoder's, that of the model before DeepSeek-V3, and those of models
 that are read and not trained anew."""
 DESCRIBED = {name for name in ADAPTERS if isinstance(ADAPTERS[name], FamilyAdapter)}

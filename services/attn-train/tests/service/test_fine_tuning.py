@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import grpc.aio
@@ -120,8 +121,9 @@ async def test_tables_and_ranks_of_single_layers_are_trained_and_merged(server, 
     rows = adapter.table("embedding")
     assert rows.ids.tolist() == [1, 2, 3]
     assert not torch.isclose(rows.rows, loaded.model.embedding.weight[1:4]).all()
-    done = CliRunner().invoke(app, ["merge", job.model_path, str(tmp_path / "whole"), "--base", str(base)])
+    done = CliRunner().invoke(app, ["merge", job.model_path, str(tmp_path / "whole"), "--base", str(base), "--json"])
     assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["path"] == str(tmp_path / "whole")
     tokens, adapted = torch.arange(12)[None], AdaptedModel(loaded.model)
     adapted.always(adapter)
     torch.testing.assert_close(load_model(tmp_path / "whole").model(tokens), loaded.model(tokens), rtol=1e-4, atol=1e-4)

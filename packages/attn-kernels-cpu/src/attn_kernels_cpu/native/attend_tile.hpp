@@ -5,7 +5,7 @@
 
 #include "attend.hpp"
 
-constexpr int AHEAD = 64;       // rows are fetched so many rows before their turn: those of a head are far apart
+constexpr int FETCHED_AHEAD = 64;       // rows are fetched so many rows before their turn: those of a head are far apart
 constexpr int NEAR_ROWS = 128;  // the values that all rows of a tile are mixed with while they are in the L1 cache
 
 // Fetches a row of a head into the cache.
@@ -53,7 +53,7 @@ static inline void mix_panels(const float* weights, int stride, const Element* v
     for (int p = 0; p < PANELS; p++) sum[r][p] = load16(out + r * size + p * 16);
   for (int j = first; j < last; j++) {
     if (ROWS < Shape::MIXED_ROWS || ROWS == 1)  // more rows read values that are near
-      for (int p = 0; p < PANELS; p++) __builtin_prefetch(values + (numbers[j] + AHEAD) * row + p * 16, 0, 3);
+      for (int p = 0; p < PANELS; p++) __builtin_prefetch(values + (numbers[j] + FETCHED_AHEAD) * row + p * 16, 0, 3);
     Floats value[PANELS];
     for (int p = 0; p < PANELS; p++) value[p] = load16(values + numbers[j] * row + p * 16);
 #pragma GCC unroll 16
@@ -141,7 +141,7 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
     for (int p = 0; p < PANELS; p++) {
       const int first = std::min(j + p * 16, count - 1);
       for (int i = 0; i < 16; i++)
-        if (first + AHEAD + i < count) fetch_row(keys + numbers[first + AHEAD + i] * key.row, size);
+        if (first + FETCHED_AHEAD + i < count) fetch_row(keys + numbers[first + FETCHED_AHEAD + i] * key.row, size);
       transpose_keys(keys, key.row, numbers + first, std::min(16, count - first), size, room.transposed.data() + p * size * 16);
     }
     auto score = [&](auto many, int r) {

@@ -176,7 +176,7 @@ class RotaryBertAdapter(BertAdapter):
 
     def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Rotary positions; raises `InvalidValue` for another size of heads than a part of the width."""
-        size = values["hidden_size"] // required_count(values, "num_attention_heads")
+        size = required_count(values, "hidden_size") // required_count(values, "num_attention_heads")
         require_allowed(values, {"head_dim": (size, None)})
         rope = read_rope(values, self.theta)
         turned = {"positions": "rotary", "rope_theta": rope.base, "rope_scaling": rope.scaling}

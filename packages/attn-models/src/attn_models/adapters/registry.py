@@ -52,6 +52,7 @@ from attn_models.adapters.t5 import Mt5Adapter, T5Adapter, Umt5Adapter
 from attn_models.adapters.vit import VitAdapter
 from attn_models.adapters.whisper import WhisperAdapter
 from attn_models.encoder.config import ReformerConfig, VisionConfig
+from attn_models.encoder_decoder.config import EncoderDecoderConfig
 
 ADAPTERS: dict[str, StateDictAdapter] = {
     adapter.model_type: adapter
@@ -142,12 +143,14 @@ def missing_packages(requires: object) -> dict[str, str]:
 def through_transformers(config: Mapping[str, Any]) -> bool:
     """Whether a config.json has no layout here, but is of a causal class that the installed transformers builds.
 
-    An encoder's family is, where its config makes it a decoder, as its layout here does not.
+    A family with an encoder is, where its config makes it a decoder alone, as its layout here does not.
     """
     kind, layouts = config.get("model_type"), installed_adapters(Layout)  # type: ignore[type-abstract]
     if not isinstance(kind, str) or kind in LAYOUTS:
         return False
-    decoder = isinstance(layouts.get(kind), EncoderAdapter) and config.get("is_decoder") is True
+    own = layouts.get(kind)
+    encodes = isinstance(own, EncoderAdapter) or issubclass(getattr(own, "Config", object), EncoderDecoderConfig)
+    decoder = encodes and config.get("is_decoder") is True and config.get("is_encoder_decoder") is not True
     if (kind in layouts and not decoder) or missing_packages(config.get("requires")):
         return False
     return find_spec("transformers") is not None and causal_class(config) is not None

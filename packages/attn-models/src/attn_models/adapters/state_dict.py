@@ -254,7 +254,7 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
     entries = folder.tensors.entries
     actual = _names(folder, adapter, stored)
     expected = {item.name: _shape(item, shapes) for item in stored}
-    problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
+    missing, problems = [f"tensor {name!r} is missing" for name in expected if name not in actual], list[str]()
     for name, own in actual.items():
         if name not in expected:
             if name != adapter.head and not adapter.is_derived(name):
@@ -262,9 +262,10 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
         elif entries[own].shape != expected[name]:
             given, needed = list(entries[own].shape), list(expected[name])
             problems.append(f"tensor {own!r} has shape {given}; its model needs {needed}")
-    if problems:
+    if problems or missing:
+        problems = [*sorted(problems), *sorted(missing)]
         more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-        raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)[:MOST_PROBLEMS]) + more)
+        raise CheckpointInvalid.of(folder.path, "; ".join(problems[:MOST_PROBLEMS]) + more)
 
 
 def _require_tied(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor]) -> None:

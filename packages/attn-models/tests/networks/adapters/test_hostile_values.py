@@ -41,7 +41,11 @@ AUDIO |= {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 
 TOWER = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "num_hidden_layers": 2}
 TOWER |= {"image_size": 12, "patch_size": 3}
 SEEING = {"text_config": SIZES, "vision_config": TOWER, "image_token_id": 60, "scale_factor": 2}
+TRANSLATING = {**AUDIO, "d_model": 32, "max_position_embeddings": 64, "vocab_size": 61}
+del TRANSLATING["num_mel_bins"], TRANSLATING["max_source_positions"]
 OWN = {
+    **dict.fromkeys(("bart", "mbart", "plbart", "pegasus", "blenderbot", "marian", "m2m_100"), TRANSLATING),
+    "umt5": T5,
     "clip": {"text_config": {"hidden_size": 32, "num_attention_heads": 4}, "projection_dim": 16},
     "distilbert": {
         "dim": 32,
