@@ -59,10 +59,16 @@ class ShowConfig(Checked, frozen=True, kw_only=True):
     tokenizer: Annotated[
         str, _rows("A model on this machine, or a folder with a tokenizer.json; without, messages are shown.")
     ] = ""
+    format: Annotated[
+        Literal["auto", "text", "chat", "preference", "prompt", "pairs"],
+        _rows("Format as which the rows are read; auto finds it by the columns, of which prompts may have an answer."),
+    ] = "auto"
     columns: Annotated[tuple[str, ...], _rows(COLUMNS_HELP)] = ()
     skip_broken: Annotated[bool, _rows(BROKEN_HELP)] = False
     rows: Annotated[int, _rows("Number of rows to read.", ge=1, le=MAX_INT32)] = 1000
-    max_seq_len: Annotated[int, _rows("Count the sequences that are longer; 0 counts none.", ge=0, le=MAX_INT32)] = 0
+    max_seq_len: Annotated[
+        int, _rows("Count the sequences, or prompts, that are longer; 0 counts none.", ge=0, le=MAX_INT32)
+    ] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

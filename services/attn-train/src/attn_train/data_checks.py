@@ -16,6 +16,7 @@ from attn_train.data.labels import INCLUDED as LABELLED
 from attn_train.data.labels import label_files
 from attn_train.data.load import PAIRS, TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
+from attn_train.data.prompts import PROMPT, encoded_prompt, prompt_rows
 from attn_train.data.rendering import require_template
 from attn_train.data.shapes import Chat, Reading
 from attn_train.data.synthetic import TASKS
@@ -23,7 +24,6 @@ from attn_train.data.token_shards.inputs import has_rows, input_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
 from attn_train.rewards import Rewards
-from attn_train.tasks.grpo import PROMPT, encoded_prompt, prompt_rows
 from attn_train.tasks.language_modeling import CHARACTER
 from attn_train.tasks.on_policy import require_room
 from attn_train.tasks.packed import open_prepared
@@ -89,8 +89,8 @@ def check_conversations(config: TrainingConfig, home: Path) -> None:
     if data.format == "prompt" or config.on_policy.lmbda is not None:
         require_room(config)
     if data.format == "prompt":
-        needs = Rewards(config.on_policy).needs
-        for place, row in prompt_rows(input_files([data.path]), data, needs, Reading(skip_broken=data.skip_broken)):
+        needs, reading = Rewards(config.on_policy).needs, Reading(skip_broken=data.skip_broken)
+        for place, row in prompt_rows(rows_in(input_files([data.path]), reading), data.columns, needs, reading):
             require_wanted()
             if not isinstance(row[PROMPT], str):
                 encoded_prompt(row, tokenizer, place)

@@ -406,3 +406,21 @@ def test_a_preview_shows_what_is_learned_and_what_is_left_out(tmp_path, words):
     rows(tmp_path / "q.jsonl", {"question": "a"})
     with pytest.raises(InvalidValue, match=r"question.*--columns"):
         preview(str(tmp_path / "q.jsonl"), ShowConfig(), None)
+
+
+def test_a_preview_shows_prompts_as_they_are_sampled_from(tmp_path):
+    talk = [SYSTEM, HI]
+    rows(tmp_path / "a.jsonl", *({"prompt": talk, "pattern": "yes"},) * 2, {"prompt": "hi", "pattern": "y"})
+    found = preview(str(tmp_path / "a.jsonl"), ShowConfig(), speaker(CALLING))
+    facts = found.facts(max_seq_len=8)
+    assert (found.format, facts["columns"], facts["rows"]) == ("prompt", ["pattern", "prompt"], 3)
+    assert shown(found.examples[0][0], tokenized=True).replace("|", "") == "<s>be.<u>hi.<a>"
+    assert (facts["learned"], facts["too_long"], list(facts["remarks"].values())) == (0, 3, [1])
+    assert found.facts(max_seq_len=len("<u>hi.<a>"))["too_long"] == 2
+    # An answer beside the prompt is learned, unless the rows are said to be prompts.
+    rows(tmp_path / "b.jsonl", {"question": "hi", "answer": "yes"}, {"question": "hi", "answer": None}, {"answer": "a"})
+    config = ShowConfig(format="prompt", columns=("prompt=question", "solution=answer"), skip_broken=True)
+    found = preview(str(tmp_path / "b.jsonl"), config, None)
+    assert [shown(one[0], tokenized=False) for one in found.examples] == ["user: hi\n"] * 2
+    assert (found.reading.shapes, sum(found.reading.dropped.values())) == ({"prompt": 2}, 2)
+    assert preview(str(tmp_path / "b.jsonl"), ShowConfig(rows=1), None).format == "chat"

@@ -27,6 +27,7 @@ from attn_train.data.conversations import (
     read_rows,
     rows_in,
 )
+from attn_train.data.prompts import PROMPT, chat_of_prompt, encoded_prompt, prompt_rows
 from attn_train.data.rendering import WEIGHT
 from attn_train.data.shapes import ASSISTANT, CHATS, PAIRS, PREFERENCES, TEXTS, Chat, Reading, TokenRow, needed
 from attn_train.data.token_shards.encoders import ids_and_learned
@@ -73,20 +74,26 @@ class Preview:
             "learned": learned / max(1, sum(lengths)),
         }
         if max_seq_len and self.tokenized:
-            # The last token of a sequence is no input.
-            found["too_long"] = sum(length > max_seq_len + 1 for length in lengths)
+            # The last token of a sequence is no input, but that of a prompt.
+            found["too_long"] = sum(length > max_seq_len + (self.format != PROMPT) for length in lengths)
         return found
 
 
 def preview(path: str, config: ShowConfig, tokenizer: Tokenizer | None) -> Preview:
-    """Read the first `config.rows` examples of a file, or of a folder's training files, in the format of the columns.
+    """Read the first `config.rows` examples of a file, or of a folder's training files, in the given format or in that
+    of the columns.
 
     Raises `InvalidValue` as training on them does.
     """
-    reading = Reading.of(config)
+    reading = Reading(skip_broken=config.skip_broken) if config.format == PROMPT else Reading.of(config)
     files = split_files(Path(path), input_files([path]))["train"]
-    known = format_of(columns_of(files[0]), reading)
-    examples = islice(_examples(known, rows_in(files, reading), tokenizer, reading), config.rows)
+    known = format_of(columns_of(files[0]), reading) if config.format == "auto" else config.format
+    rows = rows_in(files, reading)
+    if known == PROMPT:
+        found = _prompts(rows, config.columns, tokenizer, reading)
+    else:
+        found = _examples(known, rows, tokenizer, reading)
+    examples = islice(found, config.rows)
     return Preview(known, reading, list(examples), tokenizer is not None)
 
 
@@ -98,6 +105,8 @@ def format_of(columns: Sequence[str] | None, reading: Reading) -> str:
         with suppress(InvalidValue):
             reading.needed_of(columns, shapes)
             return known
+    if PROMPT in reading.renamed(dict.fromkeys(columns)):
+        return PROMPT
     reading.needed_of(columns, (*CHATS, *PREFERENCES, *PAIRS, *TEXTS))
     raise InvalidValue.of("columns", ", ".join(columns), needed(CHATS))
 
@@ -117,6 +126,26 @@ def _examples(known: str, rows: Iterable[Row], tokenizer: Tokenizer | None, read
         for example in (read_chats if known == "chat" else read_preferences)(rows, tokenizer, reading):
             tokenized = example.chats if isinstance(example, PreferencePair) else [example]
             yield [_tokens(tokenizer, *ids_and_learned(chat)) for chat in tokenized]
+
+
+def _prompts(
+    rows: Iterable[Row], columns: Sequence[str], tokenizer: Tokenizer | None, reading: Reading
+) -> Iterator[list[Pieces]]:
+    """Yield prompts, of which nothing is learned; rewards may need all columns of a row."""
+    for place, row in prompt_rows(rows, columns, (), reading):
+        try:
+            if tokenizer is None:
+                pieces = _messages(chat_of_prompt(row, place))
+            else:
+                ids = encoded_prompt(row, tokenizer, place)
+                pieces = _tokens(tokenizer, ids, [0] * len(ids))
+        except InvalidValue as error:
+            reading.broken(error)
+            continue
+        reading.shapes[PROMPT] += 1
+        reading.used |= row.keys()
+        reading.seen("with a prompt that others have, too", tuple(pieces))
+        yield [pieces]
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int], learned: Sequence[int] | None = None) -> Pieces:

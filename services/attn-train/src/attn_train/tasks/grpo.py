@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
-from attn_schema.training import DataConfig, TrainingConfig
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.data.conversations import check_conversation, rows_in
-from attn_train.data.rendering import FIELD, require_template
-from attn_train.data.shapes import Reading, chat_of_row, messages_in
+from attn_train.data.conversations import rows_in
+from attn_train.data.prompts import Prompt, read_prompts
+from attn_train.data.rendering import FIELD
+from attn_train.data.shapes import Reading
 from attn_train.data.token_shards.inputs import input_files, split_files, unread
 from attn_train.precision import forward_precision
 from attn_train.rewards import Rewards, Scored
@@ -31,64 +32,6 @@ from attn_train.tasks.base import (
 )
 from attn_train.tasks.on_policy import Completion, OnPolicyTask, require_room, sampled, token_logprobs
 from attn_train.tasks.policy_losses import advantages_of, grpo_loss
-
-PROMPT = "prompt"
-
-
-@dataclass(frozen=True, eq=False)
-class Prompt:
-    """A prompt as token ids and as the dataset has it, with the place and the columns of its row."""
-
-    ids: tuple[int, ...]
-    given: Any
-    place: str
-    columns: Mapping[str, Any]
-
-
-def prompt_rows(
-    files: Sequence[Path], data: DataConfig, needs: Collection[str], reading: Reading
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the columns of each row, under the names that `--columns` gives them.
-
-    Raises `InvalidValue` for a row without a prompt, or without a column that a reward needs, unless it is skipped.
-    """
-    columns = dict(given.split("=", 1) for given in data.columns)
-    taken = {*columns, *columns.values()}
-    for row in rows_in(files, reading):
-        found = {name: value for name, value in row.values.items() if name not in taken}
-        found |= {name: row.values[column] for name, column in columns.items() if column in row.values}
-        if missing := sorted(name for name in {PROMPT, *needs} if found.get(name) is None):
-            why = "a prompt and the columns that rewards need (other names: --columns)"
-            reading.broken(InvalidValue.of(FIELD, f"{row.place} without {', '.join(missing)}", why))
-            continue
-        yield row.place, found
-
-
-def encoded_prompt(row: Mapping[str, Any], tokenizer: Tokenizer, place: str) -> tuple[int, ...]:
-    """Return the token ids of a row's prompt: messages, or a text that a user says, formatted with the chat template up
-    to the beginning of the answer; a text as it is if the tokenizer has no template. Raises `InvalidValue`."""
-    given = row[PROMPT]
-    if isinstance(given, str) and tokenizer.settings.chat_template is None:
-        return tuple(tokenizer.encode(given))
-    require_template(tokenizer)
-    messages = messages_in(given, PROMPT)
-    if not messages or messages[-1].get("role") == "assistant":
-        raise InvalidValue.of(FIELD, place, "a prompt that does not end with an answer")
-    chat = check_conversation(chat_of_row(row, messages))
-    return tuple(tokenizer.encode_chat(chat.messages, chat.values))
-
-
-def read_prompts(
-    files: Sequence[Path], data: DataConfig, tokenizer: Tokenizer, needs: Collection[str], reading: Reading
-) -> Iterator[Prompt]:
-    """Read and tokenize prompts; raises as `prompt_rows` and `encoded_prompt` do."""
-    for place, row in prompt_rows(files, data, needs, reading):
-        try:
-            ids = encoded_prompt(row, tokenizer, place)
-        except InvalidValue as error:
-            reading.broken(error)
-            continue
-        yield Prompt(ids, row[PROMPT], place, {name: value for name, value in row.items() if name != PROMPT})
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +73,7 @@ def prompt_dataset(config: TrainingConfig, tokenizer: Tokenizer) -> PromptDatase
     splits = split_files(path, input_files([str(path)]))
     aside = unread(path, splits["train"] + splits["validation"])
     training, kept = (
-        list(read_prompts(splits[name], config.data, tokenizer, rewards.needs, reading))
+        list(read_prompts(rows_in(splits[name], reading), config.data.columns, tokenizer, rewards.needs, reading))
         for name in ("train", "validation")
     )
     if not splits["validation"]:
