@@ -277,9 +277,9 @@ class PagedKernels:
                 continue
             rows: RowsInPlace | None = getattr(view, method)()
             kernel = None if rows is None else self.kernel(query, rows.form)
-            if isinstance(rows, StaticRows) and query.device.type == "cpu":
-                continue  # nothing is recorded on a CPU but where a device is pretended, which has not a CPU's kernels
             if kernel is not None and not reads(kernel, rows):
+                if query.device.type == "cpu":
+                    return None  # steps are recorded here only where a GPU is pretended, which has no kernels of a CPU
                 raise NotGraphSafe(plans_on_the_host(kernel.name))
             if rows is not None and kernel is not None:
                 return InPlaceAttention(kernels=self, rows=rows)
