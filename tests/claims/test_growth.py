@@ -68,6 +68,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "moba": (1.5, lambda length: {"block": root(length), "top": 2}),
     "compressed": (1.5, lambda n: compressed(window=root(n), every=root(n))),
     "nsa": (1.5, lambda n: dict.fromkeys(("compress", "stride", "select", "window"), root(n)) | {"top": 2}),
+    "qsa": (1.5, lambda n: {"block": root(n), "top": 2 * root(n), "index_heads": 1, "index_size": 4}),
     "routing": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
     "routing_causal": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
     "sinkhorn_causal": (1.5, lambda length: {"block": root(length)}),
