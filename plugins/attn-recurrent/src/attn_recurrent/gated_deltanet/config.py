@@ -93,6 +93,29 @@ class GatedDeltaConfig(MechanismConfig):
         return 1
 
     @property
+    def fades(self) -> int:
+        """The number of decays of a token."""
+        return self.num_heads
+
+    @property
+    def strengths(self) -> int:
+        """The number of strengths of a token."""
+        return self.writes * self.num_heads
+
+    @property
+    def memory(self) -> tuple[int, int, int]:
+        """The shape of the memory: a matrix for each head."""
+        return self.num_heads, self.sizes.key, self.sizes.value
+
+    def pair_flops(self, tokens: int) -> int:
+        """The products between the tokens of a chunk, for one head."""
+        return 2 * tokens**2 * (2 * self.sizes.key + self.sizes.value)
+
+    def token_flops(self) -> int:
+        """The products of a token with the memory, for one head."""
+        return 3 * 2 * self.sizes.key * self.sizes.value
+
+    @property
     def step(self) -> RecurrentStepSpec | None:
         """The decode step that kernels may compute; none does if strengths are doubled."""
         doubled = self.allow_neg_eigval
