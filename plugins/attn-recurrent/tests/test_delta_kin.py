@@ -14,10 +14,11 @@ from attn_recurrent.gated_deltanet import GatedDeltaNet
 from attn_recurrent.gated_deltanet2 import GatedDeltaNet2
 from attn_recurrent.gated_deltanet.rule import Rule, one_chunk
 from attn_recurrent.gated_deltaproduct import GatedDeltaProduct
+from attn_recurrent.mesa_net import MesaNet
 from attn_recurrent.momentum_deltanet import MomentumDeltaNet
 from attn_recurrent.precond_deltanet import PrecondDeltaNet
 from attn_testing import Agreement
-from torch.nn.functional import conv1d, silu, softplus
+from torch.nn.functional import conv1d, logsigmoid, silu, softplus
 
 WIDTH, HEADS, KEY, VALUE, TOKENS = 16, 4, 4, 6, 20
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS}
@@ -170,6 +171,27 @@ def test_momentum_is_that_of_fla(record_property, monkeypatch):
         return finished(layer, out, silu(layer.gate(rows)))
 
     agrees(record_property, layer, peer, "fla-core recurrent_momentum_delta_rule_ref", "momentum_deltanet")
+
+
+@pytest.mark.oracle
+def test_regression_is_that_of_fla(record_property, monkeypatch):
+    layer = drawn(MesaNet(), {"value_size": KEY, "lambda_lower_bound": 0.1})
+    monkeypatch.setitem(sys.modules, "einops", types.SimpleNamespace(rearrange=None))
+    oracle = naive("mesa_net").naive_mesa_net_exact
+
+    def peer(rows):
+        joined = torch.cat([layer.query(rows), layer.key(rows)], dim=-1)
+        taps, channels = layer.filters.shape[1], len(layer.filters)
+        mixed = conv1d(joined.transpose(1, 2), layer.filters[:, None], padding=taps - 1, groups=channels)
+        query, key = silu(mixed[..., : rows.shape[1]]).transpose(1, 2).unflatten(-1, (2, HEADS, KEY)).unbind(2)
+        out, *_ = oracle(
+            unit(query), unit(key), layer.value(rows).unflatten(-1, (HEADS, KEY)),
+            logsigmoid(layer.fade(rows) + layer.fade_bias), (softplus(layer.ridge) + 0.1).view(HEADS, KEY),
+            layer.strength(rows).sigmoid(),
+        )  # fmt: skip
+        return finished(layer, out, 1)
+
+    agrees(record_property, layer, peer, "fla-core naive_mesa_net_exact", "mesa_net")
 
 
 def test_two_reflections_swap_what_the_memory_holds_for_two_keys():

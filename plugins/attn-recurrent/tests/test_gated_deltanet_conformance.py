@@ -38,3 +38,8 @@ class TestPrecondDeltaNet(MechanismLaws):
 class TestMomentumDeltaNet(MechanismLaws):
     mechanism = "momentum_deltanet"
     options = {"key_heads": 2, "value_size": 6}
+
+
+class TestMesaNet(MechanismLaws):
+    mechanism = "mesa_net"
+    options = {"key_heads": 2, "value_size": 6, "chunk": 128}

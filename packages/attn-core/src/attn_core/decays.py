@@ -7,6 +7,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
+def decayed_pairs(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
+    """The result of `by_halves`; in compiled code without its rounds, which are those of one number of tokens."""
+    if not torch.compiler.is_compiling():
+        return by_halves(query, key, faded)
+    passed = (faded[..., :, None, :] - faded[..., None, :, :]).clamp(max=0).exp()
+    return (query[..., :, None, :] * key[..., None, :, :] * passed).sum(-1).tril()
+
+
 def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
     """The decayed products Σ_c q_ic k_jc e^(faded_ic - faded_jc) at [i, j] for j ≤ i, and zero for j > i, by recursive
     halving; `faded` [..., tokens, channels] are sums of log decays, which are at most 0.

@@ -101,7 +101,7 @@ class GatedDeltaLayer(nn.Module):
         self.fade: nn.Module = nn.Linear(hidden_size, config.fades, bias=False)
         self.strength = nn.Linear(hidden_size, config.strengths, bias=False)
         self.output: nn.Module = nn.Linear(sizes.out, hidden_size, bias=bias)
-        self.filters = nn.Parameter(torch.empty(sizes.channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
+        self.filters = nn.Parameter(torch.empty(config.convolved, taps).uniform_(-(taps**-0.5), taps**-0.5))
         self.rate = nn.Parameter(torch.empty(config.fades).uniform_(0.01, 16).log())
         self.fade_bias = nn.Parameter(torch.ones(config.fades))
         self.norm = nn.Parameter(torch.ones(sizes.value))
@@ -217,12 +217,12 @@ class GatedDeltaLayer(nn.Module):
         return in_chunks(self.one_chunk, rule.writes() if isinstance(rule, Rule) else rule, memory, self.chunk)
 
     def _rule(self, projected: Projected, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Any, Tensor]:
-        mixed = wide(torch.cat(projected[:3], dim=-1))
-        mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
-        mixed, tail = convolved(mixed, self.filters, None, tail)
-        sizes = self.sizes
+        given = wide(torch.cat(projected[:3], dim=-1))
+        given = given if key_padding_mask is None else torch.where(key_padding_mask[..., None], given, 0)
+        sizes, through = self.sizes, len(self.filters)
+        mixed, tail = convolved(given[..., :through], self.filters, None, tail)
         widths = [sizes.into, sizes.writes * sizes.into, sizes.writes * sizes.out]
-        query, key, value = torch.split(mixed, widths, dim=-1)
+        query, key, value = torch.split(torch.cat([mixed, given[..., through:]], dim=-1), widths, dim=-1)
         decay, strength = self._gates(wide(projected.fade), wide(projected.strength))
         if key_padding_mask is not None:
             decay, strength = (torch.where(key_padding_mask[..., None], part, 0) for part in (decay, strength))

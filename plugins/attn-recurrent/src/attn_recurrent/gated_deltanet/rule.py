@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attn_core.decays import by_halves
+from attn_core.decays import decayed_pairs
 from torch import Tensor
 
 from attn_recurrent.sequences import faded, in_chunks
@@ -80,10 +80,6 @@ def weights(rule: Rule, *, before: bool = False) -> Tensor:
 def met(query: Tensor, key: Tensor, total: Tensor, seen: Tensor | None = None, *, reach: int = 0) -> Tensor:
     """The products of each query and the keys j ≤ i + reach that have decayed until it reads them, else zero, [batch,
     heads, tokens, tokens]; `seen` are the sums of log decays by then, those of `total` if None."""
-    if total.shape[-1] > 1 and torch.compiler.is_compiling():
-        # Rounds of halving would be those of one number of tokens.
-        passed = (total[:, :, :, None] - total[:, :, None]).clamp(max=0).exp()
-        return (query[:, :, :, None] * key[:, :, None] * passed).sum(-1).tril(reach)
     if total.shape[-1] > 1:
-        return by_halves(query, key, total).tril(reach)
+        return decayed_pairs(query, key, total).tril(reach)
     return faded(torch.matmul(query, key.transpose(-1, -2)), total, seen, reach=reach)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Capability, Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
+from attn_core import Capability, Mechanism, MechanismConfig, Paper, hookimpl
 from attn_core.checks import require_whole
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
@@ -50,6 +50,18 @@ class GatedDelta2Config(GatedDeltaConfig):
         block = 1 << max(0, tokens - 1).bit_length()
         return 2 * block * (block - 1) * self.sizes.key + 2 * tokens**2 * self.sizes.value
 
+    @property
+    def gate_weights(self) -> int:
+        """Decays and output gates of a low rank, and full gates of keys and values."""
+        return self.hidden_size * self.strengths + self.inner_size * (
+            2 * self.hidden_size + self.fades + self.sizes.out
+        )
+
+    @property
+    def vectors(self) -> int:
+        """A rate for each key head, and biases of decays and of output gates."""
+        return self.sizes.key_heads + self.fades + self.sizes.out
+
 
 class GatedDeltaNet2(GatedDeltaNet):
     """The delta rule on a memory whose channels decay at rates of their own; one gate for each channel of a key says
@@ -61,9 +73,7 @@ class GatedDeltaNet2(GatedDeltaNet):
     name = "gated_deltanet2"
     summary = "the delta rule with decays, gates of erasure and gates of writing for each channel"
     used_by = ()
-    paper = Paper(
-        title="Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention", authors="NVIDIA", year=2026
-    )
+    paper = Paper(title="Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention", authors="NVIDIA", year=2026)
     equation = (
         r"S_t = \left(I - k_t (b_t \odot k_t)^\top\right) \mathrm{diag}(\alpha_t) S_{t-1}"
         r" + k_t (w_t \odot v_t)^\top,\quad o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad b_t = \sigma(W_b x_t),\quad"
@@ -83,15 +93,6 @@ class GatedDeltaNet2(GatedDeltaNet):
         """Those of `gated_deltanet`, and the sizes of both kinds of gates in `strength`."""
         sizes = self.Config.of(config).sizes
         return {**super().joint_parameters(config), "strength.weight": (sizes.into, sizes.out)}
-
-    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of `gated_deltanet`, whose rates belong to heads, with decays and output gates of a low rank."""
-        own = self.Config.of(config)
-        full = own.sizes.into + own.sizes.out
-        weights = own.inner_size * (2 * own.hidden_size + full) - own.hidden_size * full
-        flops = 2 * shape.batch * shape.query * weights
-        others = own.sizes.out + own.sizes.key_heads - own.fades
-        return super().cost(config, shape) + Cost(flops=flops, allowed_flops=flops, parameters=weights + others)
 
 
 @hookimpl

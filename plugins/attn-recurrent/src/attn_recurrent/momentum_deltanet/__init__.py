@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
+from attn_core import Mechanism, MechanismConfig, Paper, hookimpl
 from attn_core.checks import require_number
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
@@ -51,6 +51,11 @@ class MomentumDeltaConfig(GatedDeltaConfig):
         """The products of a token with memory and momentum, for one head."""
         return 2 * super().token_flops()
 
+    @property
+    def vectors(self) -> int:
+        """Those of `gated_deltanet`, a factor for each head, and a correction for each key head."""
+        return super().vectors + self.num_heads + self.sizes.key_heads
+
 
 class MomentumDeltaNet(GatedDeltaNet):
     """A second matrix per head collects the corrections of the delta rule, decays, and is what the memory moves by.
@@ -83,13 +88,6 @@ class MomentumDeltaNet(GatedDeltaNet):
         both = (config.num_heads, config.num_heads)
         joint = dict.fromkeys(("fade.weight", "strength.weight", "rate", "fade_bias"), both)
         return {**super().joint_parameters(config), **joint}
-
-    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of `gated_deltanet` with two matrices; a factor for each head, and a correction for each key head."""
-        sizes = self.Config.of(config).sizes
-        return super().cost(config, shape) + Cost(
-            flops=0, allowed_flops=0, parameters=sizes.heads + sizes.key_heads
-        )
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
+from attn_core import Mechanism, MechanismConfig, Paper, hookimpl
 from attn_core.checks import require_number
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
@@ -53,6 +53,11 @@ class PrecondDeltaConfig(GatedDeltaConfig):
         """The products between the tokens of a chunk, for one head, those of energies among them."""
         return super().pair_flops(tokens) + 2 * tokens**2 * self.sizes.key
 
+    @property
+    def vectors(self) -> int:
+        """Those of `gated_deltanet`, and the centers of key heads."""
+        return super().vectors + self.sizes.key_heads
+
 
 class PrecondDeltaNet(GatedDeltaNet):
     """The gated delta rule, which writes a key scaled channel by channel: less where its channels have been used much.
@@ -82,11 +87,6 @@ class PrecondDeltaNet(GatedDeltaNet):
         sizes = self.Config.of(config).sizes
         both = dict.fromkeys(("fade.weight", "strength.weight", "rate", "fade_bias"), (sizes.heads, sizes.key_heads))
         return {**super().joint_parameters(config), **both}
-
-    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of `gated_deltanet` with the energies, whose centers are learned for each key head."""
-        centers = self.Config.of(config).sizes.key_heads
-        return super().cost(config, shape) + Cost(flops=0, allowed_flops=0, parameters=centers)
 
 
 @hookimpl
