@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attn_models.adapters.base import EncoderAdapter, require_allowed
 from attn_models.adapters.bert import BertAdapter
-from attn_models.adapters.hf_config import check_unread_keys, refused_config
+from attn_models.adapters.hf_config import adapter_config, refused_config
 from attn_models.adapters.native import NativeEncoderAdapter
 from attn_models.adapters.registry import (
     encoder_adapter,
@@ -68,8 +68,8 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     path = checkpoint.path / "config.json"
     adapter = encoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
     try:
-        check_unread_keys(checkpoint.config, {*adapter.known_keys, POOLING_MODE}, path)
-        config = adapter.from_hf_config(checkpoint.config)
+        own = {key: value for key, value in checkpoint.config.items() if key != POOLING_MODE}
+        config = adapter_config(adapter, own, path)
         check_config_fits(checkpoint, config)
     except InvalidValue as error:
         raise refused_config(path, error, checkpoint.config, adapter.keys) from error

@@ -22,7 +22,7 @@ from attn_schema.device import AUTO
 from torch import nn
 
 from attn_models.adapters.base import Layout, StateDictAdapter, inexpressible, needed
-from attn_models.adapters.hf_config import check_unread_keys, refused_config
+from attn_models.adapters.hf_config import adapter_config, refused_config, without_aliases
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import (
     decoder_adapter,
@@ -403,6 +403,7 @@ def _kept(base: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, An
     if layout in LAYOUTS or base.get("model_type") != layout:
         return {key: value for key, value in said.items() if key.endswith("_token_id")} | dict(described)
     adapter = decoder_adapter(layout, described.get("requires"))
+    said = without_aliases(said, adapter.aliases)
     if adapter.from_hf_config({**described, **said}) == adapter.from_hf_config(described):
         return {**described, **said}
     return {key: value for key, value in said.items() if key not in adapter.known_keys} | dict(described)
@@ -431,9 +432,7 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
     """
     path = checkpoint.path / "config.json"
     try:
-        check_unread_keys(checkpoint.config, adapter.known_keys, path)
-        config = adapter.from_hf_config(checkpoint.config)
-        config = adapter.without_missing(config, checkpoint.tensors.entries)
+        config = adapter.without_missing(adapter_config(adapter, checkpoint.config, path), checkpoint.tensors.entries)
         check_config_fits(checkpoint, config)
         if isinstance(config, DecoderConfig):
             layer_attentions(config)
