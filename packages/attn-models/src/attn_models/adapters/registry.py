@@ -38,6 +38,7 @@ from attn_models.adapters.bert_relatives import (
     NomicBertAdapter,
 )
 from attn_models.adapters.clip import ClipAdapter
+from attn_models.adapters.deberta import DebertaV2Adapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.families import FAMILIES
@@ -212,6 +213,7 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
         NomicBertAdapter(),
         GteAdapter(),
         JinaV3Adapter(),
+        DebertaV2Adapter(),
         ModernBertAdapter(),
         LongformerAdapter(),
         BigBirdAdapter(),

@@ -103,7 +103,9 @@ class EncoderConfig(TextEncoderShape):
     knows positions. With `embedding_size`, embeddings have that size and a linear layer maps them to `hidden_size`
     (ALBERT). `repeats` has the block that each layer computes; by default layer i computes block i. With
     `shared_biases`, all blocks share the learned biases of their scores. `attention_bias` and `feed_forward_bias` say
-    whether these parts have biases. Raises `InvalidValue` for a field outside its range.
+    whether these parts have biases. With `conv_kernel_size`, the first layer's output is added to a convolution of the
+    embeddings of that many neighbouring tokens, in `conv_groups` groups of channels, after the activation `conv_act`
+    (DeBERTa-v2). Raises `InvalidValue` for a field outside its range.
     """
 
     type_vocab_size: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 2
@@ -116,11 +118,18 @@ class EncoderConfig(TextEncoderShape):
     rope_scaling: Mapping[str, Any] | None = None
     attention_bias: bool = True
     feed_forward_bias: bool = True
+    conv_kernel_size: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
+    conv_groups: Size = 1
+    conv_act: Literal["tanh", "gelu", "gelu_tanh", "relu"] = "tanh"
     feed_forwards: ClassVar[tuple[str, ...]] = (*ACTIVATIONS, *GATED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rotary(0)
+        if self.conv_kernel_size and not self.conv_kernel_size % 2:
+            raise InvalidValue.of("conv_kernel_size", self.conv_kernel_size, "0 or an odd number of tokens")
+        if self.hidden_size % self.conv_groups:
+            raise InvalidValue.of("conv_groups", self.conv_groups, f"a divisor of hidden_size {self.hidden_size}")
         if self.repeats and (len(self.repeats) != self.num_layers or set(self.repeats) != set(range(self.num_blocks))):
             allowed = f"for each of {self.num_layers} layers the number of a block, of which none is left out"
             raise InvalidValue.of("repeats", list(self.repeats), allowed)
