@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 from attn_core import configure, installed
-from attn_testing import Agreement
 
 DISENTANGLED = installed().mechanisms.get("disentangled")
 
 
-def built(layer=0, **options):
+def built(layer=0, num_kv_heads=2, **options):
     given = {"buckets": 4, "max_distance": 12, **options}
-    sizes = {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "causal": False, "bias": True, "layer": layer}
+    sizes = {"hidden_size": 16, "num_heads": 4, "num_kv_heads": num_kv_heads, "causal": False, "bias": True}
+    sizes["layer"] = layer
     return DISENTANGLED.build(configure(DISENTANGLED, given, **sizes)).double()
 
 
@@ -36,7 +36,7 @@ def row(distance, options):
         {"buckets": 10, "max_distance": 30},
     ],
 )
-def test_it_is_the_sum_of_its_products(options, record_property):
+def test_it_is_the_sum_of_its_products(options, agrees):
     torch.manual_seed(0)
     layer, rows = built(**options), torch.randn(1, 23, 16, dtype=torch.float64)
     own = layer.options
@@ -55,11 +55,43 @@ def test_it_is_the_sum_of_its_products(options, record_property):
                 score = score + own.key_positions * (key[other, head // 2] @ queries[at, head])
                 scores.append(score / math.sqrt(4 * own.products))
             out[place, head] = torch.stack(scores).softmax(0) @ value[:, head // 2]
-    same = Agreement(record_property, "disentangled", identity="its equation in loops")
-    same.outputs(layer(rows)[0], layer.output(out.flatten(1)), 1e-12)
+    agrees("disentangled", paper="its equation, pair by pair").outputs(
+        layer(rows)[0], layer.output(out.flatten(1)), 1e-12
+    )
 
 
 def test_layers_share_vectors():
     layers = [built(layer=place) for place in range(3)]
     DISENTANGLED.share_weights([(layer.mechanism_config, layer) for layer in layers])
     assert len({id(layer.vectors) for layer in layers}) == 1
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("separate", [False, True])
+def test_it_is_that_of_transformers(separate, agrees):
+    transformers = pytest.importorskip("transformers")
+    module = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
+    config = transformers.DebertaV2Config(
+        hidden_size=16,
+        num_attention_heads=4,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        position_buckets=4,
+        max_relative_positions=12,
+        share_att_key=not separate,
+    )
+    theirs = module.DisentangledSelfAttention(config).double().eval()
+    ours = built(num_kv_heads=None, separate=separate).eval()
+    names = {"query_proj": ours.query, "key_proj": ours.key, "value_proj": ours.value}
+    names |= {"pos_key_proj": ours.position_key, "pos_query_proj": ours.position_query} if separate else {}
+    for name, layer in names.items():
+        getattr(theirs, name).load_state_dict(layer.state_dict())
+
+    def other(rows):
+        seen = torch.ones(1, 1, rows.shape[1], rows.shape[1])
+        return ours.output(theirs(rows, seen, rel_embeddings=ours.vectors())[0])
+
+    # Theirs takes the root of the scale in float32.
+    agrees("disentangled", package="transformers DisentangledSelfAttention").functions(
+        ours, other, torch.randn(2, 23, 16, dtype=torch.float64), tolerance=1e-6
+    )
