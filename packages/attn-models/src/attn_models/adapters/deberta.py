@@ -65,11 +65,12 @@ class DebertaV2Adapter(BertAdapter):
         return new if f"{NEW_HEAD}.bias" in stored else self.head_names
 
     def fields_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The token types, of which there are none by default, the size of heads, and the convolution."""
-        require_allowed(values, {"embedding_size": (values["hidden_size"],)})
+        """The token types, of which there are none by default, and the convolution."""
+        width = required_count(values, "hidden_size")
+        head = width // required_count(values, "num_attention_heads")
+        require_allowed(values, {"embedding_size": (width,), "attention_head_size": (head, None)})
         return {
             "type_vocab_size": values.get("type_vocab_size", 0),
-            "head_dim": values.get("attention_head_size"),
             "conv_kernel_size": values.get("conv_kernel_size", 0),
             "conv_groups": values.get("conv_groups", 1),
             "conv_act": CONV_ACTIVATIONS[values.get("conv_act", "tanh")],
@@ -77,10 +78,9 @@ class DebertaV2Adapter(BertAdapter):
         }
 
     def keys_of(self, config: EncoderConfig) -> dict[str, Any]:
-        """The size of heads, and the convolution."""
-        given: dict[str, Any] = {name: getattr(config, name) for name in ("conv_kernel_size", "conv_groups")}
-        given["conv_act"] = next(theirs for theirs, ours in CONV_ACTIVATIONS.items() if ours == config.conv_act)
-        return given | ({} if config.head_dim is None else {"attention_head_size": config.head_dim})
+        """The convolution."""
+        act = next(theirs for theirs, ours in CONV_ACTIVATIONS.items() if ours == config.conv_act)
+        return {name: getattr(config, name) for name in ("conv_kernel_size", "conv_groups")} | {"conv_act": act}
 
     def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Positions are added to the inputs, too, unless `position_biased_input` is False."""

@@ -43,6 +43,7 @@ from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.families import FAMILIES
 from attn_models.adapters.gpt2 import Gpt2Adapter
+from attn_models.adapters.image_towers import SiglipAdapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
 from attn_models.adapters.modernbert import ModernBertAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
@@ -214,6 +215,7 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
         GteAdapter(),
         JinaV3Adapter(),
         DebertaV2Adapter(),
+        SiglipAdapter(),
         ModernBertAdapter(),
         LongformerAdapter(),
         BigBirdAdapter(),
