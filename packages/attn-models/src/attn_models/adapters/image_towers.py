@@ -119,6 +119,7 @@ class Dinov2Layout(ClipImageLayout):
     token."""
 
     model_type = "dinov2"
+    known_keys = frozenset({*DINO_DEFAULTS, *DINO_UNUSED} - {"intermediate_size", "vision_use_head"})
     similarity = ()
     shapes: Mapping[str, tuple[int, ...]]
     derived_names = re.compile(r"mask_token$|^classifier\.")
@@ -138,7 +139,7 @@ class Dinov2Layout(ClipImageLayout):
 
     def config_of(self, values: Mapping[str, Any], path: Path) -> ImageEncoderConfig:
         """See `ClipImageLayout`."""
-        check_unread_keys(values, {*DINO_DEFAULTS, *DINO_UNUSED} - {"intermediate_size", "vision_use_head"}, path)
+        check_unread_keys(values, self.known_keys, path)
         values = {**DINO_DEFAULTS, **values}
         require_allowed(
             values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "use_swiglu_ffn": (True, False)}
