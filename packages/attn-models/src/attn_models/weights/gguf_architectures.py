@@ -179,7 +179,8 @@ class GgufArchitecture:
 
     `name` is its `general.architecture`. `config` returns the config.json of a header, `placements` the destination of
     each tensor of a model with that config; they are checked against the file. `read` holds further keys that `config`
-    uses beside `READ`, `passed` further keys that have no effect with these values.
+    uses beside `READ`, `passed` further keys that have no effect with these values. `families` are the model types of
+    configs that `placements` takes.
     """
 
     name: str
@@ -187,6 +188,7 @@ class GgufArchitecture:
     placements: Callable[[GgufHeader, dict[str, Any]], list[Placement]]
     read: frozenset[str]
     passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    families: frozenset[str] = frozenset()
 
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:

@@ -61,7 +61,7 @@ class GgufFamily:
     the adapter has no such table. `described` returns the whole config.json where the common keys have another meaning.
     `placed` returns the placement of a Hugging Face tensor from its name and shape, or None to find it by its name. In
     files of `permuted` families the rows of a rotary pair are next to each other. `read` and `passed` are as in
-    `GgufArchitecture`.
+    `GgufArchitecture`. `relatives` are other families whose models such files may hold.
     """
 
     name: str
@@ -73,6 +73,7 @@ class GgufFamily:
     named: Mapping[str, str] = field(default_factory=dict)
     described: Callable[[GgufHeader], Keys] | None = None
     placed: Callable[[GgufHeader, Keys, str, tuple[int, ...]], Placement | None] = find_by_name
+    relatives: tuple[str, ...] = ()
 
     def config(self, header: GgufHeader) -> Keys:
         """The config.json of a header; raises as the `config` of other architectures."""
@@ -173,7 +174,8 @@ class GgufFamily:
 
     def architecture(self) -> GgufArchitecture:
         """The `GgufArchitecture` that reads files of this family."""
-        return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed)
+        families = frozenset({self.model_type, *self.relatives})
+        return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed, families)
 
     def _rope(self, header: GgufHeader) -> Keys:
         if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in WITHOUT_ROTARY:

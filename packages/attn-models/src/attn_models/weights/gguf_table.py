@@ -180,7 +180,7 @@ LAYER_NORM = TURNED | {"attention.layer_norm_epsilon"}
 SCALES = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
 
 GGUF_FAMILIES = (
-    GgufFamily("llama", "llama", _llama, permuted=True, read=TURNED | EXPERTS),
+    GgufFamily("llama", "llama", _llama, permuted=True, read=TURNED | EXPERTS, relatives=("mistral", "mixtral")),
     GgufFamily("gemma2", "gemma2", _gemma2, read=WINDOW | set(CAPS)),
     GgufFamily(
         "gemma3",
