@@ -243,7 +243,9 @@ def mechanism(
 
 @app.command()
 def merge(
-    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="The name of a trained adapter, its folder, or a GGUF file.")],
+    adapter: Annotated[
+        str, typer.Argument(metavar="ADAPTER", help="The name of a trained adapter, its folder, or a GGUF file.")
+    ],
     target: Target,
     base: Annotated[str | None, typer.Option("--base", help="The base model, if the adapter does not say.")] = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)

@@ -280,7 +280,9 @@ def _read_gguf(file: Path, model: Any, base: Path) -> _Read:
         elif name in modules:
             layers |= _split(modules[name], {DOWN: a, UP: b}, found.scaling)
         else:
-            raise Incompatible(f"adapter: it changes {name!r}, which is not a linear layer of the model", field="adapter")
+            raise Incompatible(
+                f"adapter: it changes {name!r}, which is not a linear layer of the model", field="adapter"
+            )
     first = next((layer for layer in (*layers.values(), *tables.values()) if isinstance(layer, LoraLayer)), None)
     rank = 1 if first is None else len(first.a)
     scale = 1.0 if first is None else first.scaling
