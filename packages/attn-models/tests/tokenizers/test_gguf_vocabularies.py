@@ -89,6 +89,7 @@ def test_the_tokens_around_a_text_are_those_of_the_file(tmp_path: Path) -> None:
 def vocabulary_file(path: Path, kind: str, tokens: list[str], types: list[int], **values: object) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     for key, value in values.items():

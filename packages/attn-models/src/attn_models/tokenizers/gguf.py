@@ -198,7 +198,7 @@ def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[s
     if kind == "bert":
         set_ends(backend, _named(header, tokens, _first(header)), _named(header, tokens, SEPARATOR))
         return
-    begins = kind == "llama" or (PRE in header.metadata and pre_tokenizer_named(header.text(PRE)).begins)
+    begins = kind == "llama" or (kind == "gpt2" and pre_tokenizer_named(header.text(PRE)).begins)
     wanted = {"bos": begins, "eos": kind == "t5"}
     found = {
         word: _named(header, tokens, word) if header.flag(f"tokenizer.ggml.add_{word}_token", default=usual) else None

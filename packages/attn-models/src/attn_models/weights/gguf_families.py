@@ -101,7 +101,7 @@ class GgufFamily:
 
     def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
         """The placement of every tensor of a model with this config."""
-        from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
+        from attn_models.adapters.state_dict import init_empty_weights, saved_parameters, stored_shapes
 
         adapter: Any = installed().adapters.get(config["model_type"])
         try:
@@ -109,9 +109,11 @@ class GgufFamily:
         except InvalidValue as error:
             what = error.metadata.get("field", "")
             raise Incompatible(f"{header.path}: {error.message}", path=header.path, what=what) from error
+        if "tie_word_embeddings" in adapter.by_tensors:
+            decoder = adapter.without_missing(decoder, ["lm_head.weight"] if "output.weight" in header.tensors else [])
         with init_empty_weights():
             model = adapter.build(decoder)
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in saved_parameters(model).items()}
         from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
         architecture = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == self.name)
