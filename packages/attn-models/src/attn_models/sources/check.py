@@ -119,8 +119,9 @@ def _check_gguf(checked: ModelCheck, file: Path) -> None:
     entries = {name: TensorEntry("F32", shape, tensor.nbytes) for name, (shape, tensor) in sizes.items()}
     _describe(checked, _headers_only(file, config | {"quantization_config": None}, entries))
     checked.weight_bytes = checked.read_bytes = sum(tensor.nbytes for tensor in header.tensors.values())
-    check_round_trip(tokenizer, file)
-    _describe_tokenizer(checked, file, tokenizer)
+    if tokenizer is not None:
+        check_round_trip(tokenizer, file)
+        _describe_tokenizer(checked, file, tokenizer)
 
 
 def _check_repository(checked: ModelCheck) -> None:
