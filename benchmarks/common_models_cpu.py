@@ -6,7 +6,8 @@ of the rounds, in tokens per second. A round in which other processes had more t
 
 Beside each rate is what it amounts to: for decoding, the bytes that are read (the weights once for every step, keys and
 values in float32) as a share of those that a copy of a large tensor moves in the same time; for prompts, the
-multiplications and additions of linear layers as a share of torch's int8 product. `load` is the seconds from the call
+multiplications and additions of linear layers as a share of those that the chip makes of int16 in registers (a loop of
+the kernels' own instruction, compiled for it). `load` is the seconds from the call
 that opens a file to a first token, for the first opening and the second; `memory` is that of the process in MB, without
 pages of files.
 
@@ -200,6 +201,24 @@ class Child:
         self._process.wait()
 
 
+PEAK = """
+#include "simd.hpp"
+extern "C" void products(int64_t rounds, int threads, const int8_t* inputs, int32_t* out) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Ints codes = all_ints(7);
+    Ints sums[6] = {codes, codes, codes, codes, codes, codes};
+    for (int64_t i = 0; i < rounds; i++)
+#pragma GCC unroll 6
+      for (int j = 0; j < 6; j++) sums[j] = add_pairs(sums[j], codes, fours_of(inputs + i % 64 + 4 * j));
+    Ints whole = sums[0];
+    for (int j = 1; j < 6; j++) whole = add_ints(whole, sums[j]);
+#pragma omp atomic
+    *out += sum_of_ints(whole);
+  }
+}
+"""
+
 MEASUREMENTS = {
     "decode, batch 1": {"op": "decode", "batch": 1, "depth": 16, "count": 20},
     "decode, batch 8": {"op": "decode", "batch": 8, "depth": 16, "count": 10},
@@ -230,19 +249,30 @@ def fastest(run: Callable[[], object]) -> float:
     return min(taken)
 
 
-def ceilings(threads: int) -> dict[str, float]:
-    """What this machine can do: the GB/s that a copy moves, and 10^9 multiplications and additions of int8 a second."""
+def peak_of_products(threads: int, work: Path) -> float:
+    """10^9 multiplications and additions of int16 a second, each counted, in registers."""
+    import ctypes
+
+    from attn_kernels_cpu import chip, compiling
+
+    program, isa, source, library = compiling.compiler(), chip.candidates()[0], work / "peak.cpp", work / "peak.so"
+    source.write_text(PEAK)
+    options = [*compiling.OPTIONS, *isa.options, "-I", str(compiling.SOURCES)]
+    subprocess.run([str(program), *options, str(source), "-o", str(library)], check=True)
+    products, rounds = ctypes.CDLL(str(library)).products, 1 << 22
+    inputs, out = ctypes.create_string_buffer(128), ctypes.c_int32()
+    seconds = fastest(lambda: products(ctypes.c_int64(rounds), threads, inputs, ctypes.byref(out)))
+    return 2 * 32 * 6 * rounds * threads / seconds / 1e9
+
+
+def ceilings(threads: int, work: Path) -> dict[str, float]:
+    """What this machine can do: the GB/s that a copy moves, and 10^9 multiplications and additions of int16 a second."""
     import torch
 
     torch.set_num_threads(threads)
     source, target = torch.zeros(1 << 27), torch.ones(1 << 27)
-    left, right = (torch.ones(2048, 2048, dtype=torch.int8) for _ in range(2))
-    multiply = torch._int_mm  # noqa: SLF001 -- the only product of int8 that torch has
     copied = 2 * source.nbytes / fastest(lambda: target.copy_(source)) / 1e9
-    return {
-        "copy_gb_s": round(copied, 1),
-        "int8_gop_s": round(2 * 2048**3 / fastest(lambda: multiply(left, right)) / 1e9),
-    }
+    return {"copy_gb_s": round(copied, 1), "int16_gop_s": round(peak_of_products(threads, work))}
 
 
 def shares(
@@ -251,7 +281,7 @@ def shares(
     """The share of the machine's bandwidth or products that a rate amounts to, for a file of `size` bytes."""
     if measurement["op"] == "prompt":
         linear = shape.multiplied - shape.vocabulary * shape.width
-        return {"share_of_int8": round(2 * linear * rate / 1e9 / most["int8_gop_s"], 3)}
+        return {"share_of_int16": round(2 * linear * rate / 1e9 / most["int16_gop_s"], 3)}
     kept = 2 * shape.layers * shape.kv_heads * shape.head_size * 4 * measurement["depth"] * measurement["batch"]
     read = size * shape.multiplied / sum(o * i for _, o, i in shape.matrices()) + kept
     return {"share_of_copy": round(read * rate / measurement["batch"] / 1e9 / most["copy_gb_s"], 3)}
@@ -335,9 +365,9 @@ def main() -> None:
         p.error(f"--threads: {args.threads} is more than the {cores} cores that this process may use")
     if args.tokenizer is None:
         p.error("--tokenizer: needed, for the vocabulary of the files")
-    most = ceilings(args.threads)
-    facts = {"question": "tokens a second", "threads": args.threads, **most}
     with tempfile.TemporaryDirectory() as work:
+        most = ceilings(args.threads, Path(work))
+        facts = {"question": "tokens a second", "threads": args.threads, **most}
         write_report("common_models_cpu", facts, rows(args, most, Path(work)), args.out)
     return None
 
