@@ -234,7 +234,7 @@ def warn_of_memory(folder: Path) -> None:
     if needed > most:
         log.warning(
             "%s: the weights need %.1f GB of memory, and this process may use %.1f GB. Pages of mapped files are read "
-            "from the disk again in every step; weights that are packed and not yet kept beside the model, or converted "
-            "to another dtype, are copied, for which memory will not suffice",
+            "from the disk again in every step; weights that are packed and not yet kept beside the model, or "
+            "converted to another dtype, are copied, for which memory will not suffice",
             folder, needed / 1e9, most / 1e9,
         )  # fmt: skip
