@@ -16,7 +16,6 @@ from typing import Any, cast
 import msgspec
 from attn_core.errors import (
     AttnError,
-    InvalidValue,
     MissingPackage,
     Unavailable,
     UserError,
