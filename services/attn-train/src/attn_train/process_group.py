@@ -23,6 +23,9 @@ class Group:
 
     leads = True
     workers = 1
+    rank = 0
+    hosts: dist.ProcessGroup | None = None
+    """The process group for what is on the hosts, such as sampled completions; None with a single worker."""
     writers: dist.ProcessGroup | None = None
     """The process group for writing checkpoints, in parallel to training; None with a single worker."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attn_core.errors import InternalError, InvalidValue
 from attn_engine import EngineConfig, FinishReason, Request, SamplingParams, build_engine
 from attn_models.losses import at_least_float32
 from attn_models.tokenizers import Tokenizer
+from attn_schema import OutputDelta
 from attn_schema.training import TrainingConfig
 from torch import Tensor
 from torch.nn import functional
@@ -33,6 +34,13 @@ class Completion:
     text: str = ""
     truncated: bool = False
 
+    def take(self, delta: OutputDelta) -> None:
+        """Append what was sampled next."""
+        self.ids += [token.id for token in delta.tokens]
+        self.logprobs += [float(token.logprob or 0.0) for token in delta.tokens]
+        self.text += delta.text
+        self.truncated = self.truncated or delta.finish_reason is FinishReason.LENGTH
+
 
 class Tempered:
     """A model whose logits are divided by a temperature, so that the log probabilities of what is sampled from it are
@@ -48,6 +56,22 @@ class Tempered:
         """Return the logits [rows, vocab_size] of hidden states."""
         logits: Tensor = self._model.logits(hidden)
         return logits / self._temperature
+
+
+class Sampler(Protocol):
+    """Samples as `sampled` does, here or elsewhere."""
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        prompts: Mapping[int, Sequence[int]],
+        config: TrainingConfig,
+        count: int,
+        on_batch: OnBatch,
+    ) -> list[Completion]:
+        """Sample `count` completions of each prompt; see `sampled`."""
+        ...
 
 
 def sampled(
@@ -75,16 +99,7 @@ def sampled(
     room = min(count * sum(longest), settings.batch_sizes[0] * max(longest))
     engine = build_engine(tempered, tokenizer, settings, kv_cache_tokens=room)
     for number, ids in prompts.items():
-        params = SamplingParams(
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            seed=derived(config.seed, f"completions {number}"),
-            n=count,
-            max_new_tokens=on_policy.max_completion_length,
-            top_logprobs=0,
-        )
-        engine.submit(Request(id=str(number), token_ids=tuple(ids), params=params))
+        engine.submit(Request(id=str(number), token_ids=tuple(ids), params=sampling_params(config, number, count)))
     found = {str(number): [Completion() for _ in range(count)] for number in prompts}
     try:
         with forward_precision(config.precision, device, batch_invariant=on_policy.batch_invariant):
@@ -92,15 +107,24 @@ def sampled(
                 for event in engine.step():
                     if event.error is not None:
                         raise event.error
-                    one, delta = found[event.request_id][event.delta.index], event.delta
-                    one.ids += [token.id for token in delta.tokens]
-                    one.logprobs += [float(token.logprob or 0.0) for token in delta.tokens]
-                    one.text += delta.text
-                    one.truncated = one.truncated or delta.finish_reason is FinishReason.LENGTH
+                    found[event.request_id][event.delta.index].take(event.delta)
                 on_batch()
     finally:
         model.train(training)
     return [one for group in found.values() for one in group]
+
+
+def sampling_params(config: TrainingConfig, number: int, count: int) -> SamplingParams:
+    """Return how `count` completions of the prompt of this number are sampled, at temperature 1."""
+    return SamplingParams(
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        seed=derived(config.seed, f"completions {number}"),
+        n=count,
+        max_new_tokens=config.on_policy.max_completion_length,
+        top_logprobs=0,
+    )
 
 
 def require_room(config: TrainingConfig) -> None:
@@ -144,6 +168,7 @@ class OnPolicyTask(ExampleTask):
     def __init__(self, config: TrainingConfig, lengths: Sequence[int], tokenizer: Tokenizer, prompts: int) -> None:
         super().__init__(config, lengths, prompts)
         self._config, self._tokenizer = config, tokenizer
+        self._sampler: Sampler = sampled
         self._calls = 0
         self._kept: list[tuple[Tensor, ...]] = []
         self._measured: dict[str, Tensor] = {}
@@ -177,7 +202,7 @@ class OnPolicyTask(ExampleTask):
         """Return `count` completions of each of the prompts that were just drawn."""
         numbers = range(self._epochs.drawn - len(prompts), self._epochs.drawn)
         by_number = dict(zip(numbers, prompts, strict=True))
-        found = sampled(model, self._tokenizer, by_number, self._config, count, on_batch)
+        found = self._sampler(model, self._tokenizer, by_number, self._config, count, on_batch)
         self._measure(completion_length=sum(len(one.ids) for one in found) / len(found))
         self._measure(truncated_share=sum(one.truncated for one in found) / len(found))
         return found
