@@ -23,7 +23,7 @@ from attn_schema.decoder import DecoderConfig
 from attn_schema.home import model_folder_name, model_names, models_folder
 from attn_schema.model import DECODER
 from attn_schema.training import TrainingConfig
-from torch import Tensor, nn
+from torch import nn
 
 from attn_train.data.load import tokenizer_folder
 from attn_train.data.synthetic import TASKS
@@ -278,12 +278,3 @@ def adapter_of(model: nn.Module) -> LoraAdapter | None:
     """Return the adapter that is trained on a model, if there is one."""
     found = getattr(model, LORA, None)
     return found if isinstance(found, LoraAdapter) else None
-
-
-def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by name, shared ones once; with an adapter, only its parameters."""
-    if adapter_of(model) is not None:
-        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    parameters = dict(model.named_parameters())
-    buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}
-    return {**parameters, **buffers}

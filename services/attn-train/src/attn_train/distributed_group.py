@@ -132,6 +132,12 @@ class DistributedGroup(Group):
         dist.all_reduce(total, group=self._data)
         return total
 
+    def summed_on_hosts(self, value: Tensor) -> Tensor:
+        """See `Group.summed_on_hosts`."""
+        total = value.clone()
+        dist.all_reduce(total, group=self.hosts)
+        return total
+
     def finish_gradients(self) -> None:
         """See `Group.finish_gradients`; sums over the workers. A parameter without any gradient keeps none."""
         self._kept.take_gradients()

@@ -48,6 +48,10 @@ class Group:
         """Return the sum of a number over all workers that have parts of the batch."""
         return value
 
+    def summed_on_hosts(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor on the CPU over all workers. A collective: every worker must call it."""
+        return value
+
     def finish_gradients(self) -> None:
         """Reduce the gradients to those of the whole batch, after all losses of an update were computed."""
 

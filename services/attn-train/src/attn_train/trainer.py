@@ -18,7 +18,7 @@ from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.async_checkpoint import AsyncCheckpoints, Stops, Written
-from attn_train.base_model import adapter_of, saved_tensors
+from attn_train.base_model import adapter_of
 from attn_train.checkpoint import (
     Checkpoints,
     Progress,
@@ -173,7 +173,7 @@ class Trainer:
         progress, stored = read_progress(folder), stored_tensors(folder)
         kept = {name: tensor.detach() for name, tensor in self._kept.named_parameters()}
         into: dict[str, dict[str, Tensor]] = {
-            "weights": {name: kept.get(name, tensor) for name, tensor in saved_tensors(self.model).items()}
+            "weights": {name: kept.get(name, tensor) for name, tensor in _saved_tensors(self.model).items()}
         }
         trained = {name for name, tensor in self._kept.named_parameters() if tensor.requires_grad}
         for part in ("optimizer", "average", "best"):
@@ -273,7 +273,7 @@ class Trainer:
     def _state(self) -> Parts:
         """Return the contents of a checkpoint: tensors that only updates change are not copied, others are copies."""
         kept = dict(self._kept.named_parameters())
-        saved = saved_tensors(self.model)
+        saved = _saved_tensors(self.model)
         weights = {name: kept[name] if name in kept else tensor.clone() for name, tensor in saved.items()}
         parts: dict[str, Mapping[str, Held]] = {
             "weights": self._group.held(weights),
@@ -333,7 +333,7 @@ class Trainer:
         return self._best.in_place() if self._best.state() else self._exported()
 
     def _gathered(self) -> nn.Module | None:
-        return self._group.whole_model(self.model, saved_tensors(self.model), self._rebuild)
+        return self._group.whole_model(self.model, _saved_tensors(self.model), self._rebuild)
 
     def _one_step(self, report: Reporter) -> None:
         began = time.perf_counter()
@@ -489,3 +489,12 @@ class Trainer:
         except TrainingDiverged as error:
             report.log(f"{error.reason}: {error.message}; the previous checkpoint is kept")
         self._report_checkpoint(self._finished(report), report)
+
+
+def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name, shared ones once; with an adapter, only its parameters."""
+    if adapter_of(model) is not None:
+        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = dict(model.named_parameters())
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}
+    return {**parameters, **buffers}

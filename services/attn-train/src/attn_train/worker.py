@@ -133,8 +133,7 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
     base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
     model = build_model(config, dataset) if base is None else base.model
     if isinstance(dataset, PromptDataset) and base is not None:
-        sampler = sampler_of(config, base.layout, group, partial(build_model, config, dataset))
-        dataset = replace(dataset, sampler=sampler)
+        dataset = replace(dataset, sampler=sampler_of(config, base.layout, group))
     described = _description(model, dataset, config.workers)
     trainer = _trainer(assignment, model, dataset, group)
     waiting = Waiting(reporter, stop, group)

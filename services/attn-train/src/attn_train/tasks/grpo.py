@@ -30,7 +30,7 @@ from attn_train.tasks.base import (
     to_device,
     validation_sample,
 )
-from attn_train.tasks.on_policy import Completion, OnPolicyTask, Sampler, require_room, sampled, token_logprobs
+from attn_train.tasks.on_policy import Completion, OnPolicyTask, Sampler, require_room, token_logprobs
 from attn_train.tasks.policy_losses import advantages_of, grpo_loss
 
 
@@ -49,7 +49,7 @@ class PromptDataset(TokenDataset):
     left_out: int = 0
     notes: str = ""
     reference: Any = None
-    sampler: Sampler = sampled
+    sampler: Sampler = Sampler()  # noqa: RUF009 -- it has no state
 
     @property
     def summary(self) -> str:
@@ -112,8 +112,9 @@ class GrpoTask(OnPolicyTask):
         logprobs = trained, known[0], known[1] if reference else None
         loss, measured = grpo_loss(logprobs, advantages, rows, self._config.on_policy)
         if torch.is_grad_enabled():
-            apart = (trained.detach() - known[0]).abs().sum() / max(1, len(rows))
-            self._measure(**measured, sampling_logp_difference=apart)
+            tokens = max(1, len(rows))
+            apart = (trained.detach() - known[0]).abs().sum() / tokens
+            self._measure(tokens, **measured, sampling_logp_difference=apart)
         return loss
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:  # noqa: ARG002 -- rewards are measured

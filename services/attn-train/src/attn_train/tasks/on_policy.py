@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attn_core.errors import InternalError, InvalidValue
@@ -58,22 +58,6 @@ class Tempered:
         return logits / self._temperature
 
 
-class Sampler(Protocol):
-    """Samples as `sampled` does, here or elsewhere."""
-
-    def __call__(
-        self,
-        model: Any,
-        tokenizer: Tokenizer,
-        prompts: Mapping[int, Sequence[int]],
-        config: TrainingConfig,
-        count: int,
-        on_batch: OnBatch,
-    ) -> list[Completion]:
-        """Sample `count` completions of each prompt; see `sampled`."""
-        ...
-
-
 def sampled(
     model: Any,
     tokenizer: Tokenizer,
@@ -112,6 +96,26 @@ def sampled(
     finally:
         model.train(training)
     return [one for group in found.values() for one in group]
+
+
+class Sampler:
+    """Samples for the only worker of a job, from the model that it trains; base class of what samples for several."""
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        prompts: Mapping[int, Sequence[int]],
+        config: TrainingConfig,
+        count: int,
+        on_batch: OnBatch,
+    ) -> list[Completion]:
+        """Sample `count` completions of each prompt; see `sampled`."""
+        return sampled(model, tokenizer, prompts, config, count, on_batch)
+
+    def summed(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over the workers."""
+        return value
 
 
 def sampling_params(config: TrainingConfig, number: int, count: int) -> SamplingParams:
@@ -168,7 +172,7 @@ class OnPolicyTask(ExampleTask):
     def __init__(self, config: TrainingConfig, lengths: Sequence[int], tokenizer: Tokenizer, prompts: int) -> None:
         super().__init__(config, lengths, prompts)
         self._config, self._tokenizer = config, tokenizer
-        self._sampler: Sampler = sampled
+        self._sampler = Sampler()
         self._calls = 0
         self._kept: list[tuple[Tensor, ...]] = []
         self._measured: dict[str, Tensor] = {}
@@ -207,17 +211,17 @@ class OnPolicyTask(ExampleTask):
         self._measure(truncated_share=sum(one.truncated for one in found) / len(found))
         return found
 
-    def _measure(self, **values: Tensor | float) -> None:
-        """Add values to the means that `take_metrics` returns."""
+    def _measure(self, weight: float = 1.0, **values: Tensor | float) -> None:
+        """Add values, with a weight, to the means over all workers that `take_metrics` returns."""
         for name, value in values.items():
-            now = torch.tensor([float(value), 1.0], dtype=torch.float64)
+            now = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
             self._measured[name] = self._measured.get(name, 0) + now
 
     def take_metrics(self) -> dict[str, float]:
         """Return the means of what was measured since the last call, by name."""
-        found = {name: (total / count).item() for name, (total, count) in self._measured.items()}
-        self._measured = {}
-        return found
+        names, self._measured = sorted(self._measured.items()), {}
+        sums = self._sampler.summed(torch.stack([pair for _, pair in names])) if names else torch.zeros(0, 2)
+        return {name: (total / weight).item() for (name, _), (total, weight) in zip(names, sums, strict=True)}
 
     def position(self) -> dict[str, Tensor]:
         """Return the position for a checkpoint, with the batches that further steps use."""

@@ -22,8 +22,8 @@ from attn_models.tokenizers import Tokenizer
 from attn_schema import ConnectionOptions, Prompt
 from attn_schema.training import TrainingConfig
 from safetensors.torch import save
+from torch import Tensor
 
-from attn_train.base_model import saved_tensors
 from attn_train.collectives import all_gather_texts, require_no_failure
 from attn_train.process_group import Group
 from attn_train.tasks.base import OnBatch
@@ -43,19 +43,18 @@ class RolloutsLost(Unavailable):
     reason = "ROLLOUTS_LOST"
 
 
-def sampler_of(config: TrainingConfig, layout: str | None, group: Group, rebuild: Callable[[], Any]) -> Sampler:
-    """Return what samples for a job: a server, or its workers, each from a part of the prompts if it has all weights.
+def sampler_of(config: TrainingConfig, layout: str, group: Group) -> Sampler:
+    """Return what samples for a job: a server, or each of its workers from a part of the prompts.
 
-    `layout` is that of the base model's folder; `rebuild` makes a whole model on a worker that has parts of one.
+    `layout` is that of the base model's folder.
     """
     if config.on_policy.rollout_server:
-        return ServedSampler(layout, group, rebuild)
-    whole = config.dp_shard == config.tp == config.cp == 1
-    return SharedSampler(group) if group.workers > 1 and whole else sampled
+        return ServedSampler(group, layout)
+    return SharedSampler(group) if group.workers > 1 else Sampler()
 
 
 @dataclass(frozen=True)
-class SharedSampler:
+class SharedSampler(Sampler):
     """Each worker samples from its part of the prompts, and gets the completions of the others."""
 
     group: Group
@@ -64,39 +63,37 @@ class SharedSampler:
         self, model: Any, tokenizer: Tokenizer, prompts: Prompts, config: TrainingConfig, count: int, on_batch: OnBatch
     ) -> list[Completion]:
         """See `Sampler`."""
-        numbers = list(prompts)
-        mine = {number: prompts[number] for number in numbers[self.group.rank :: self.group.workers]}
+        numbers, workers = list(prompts), self.group.workers
+        mine = {number: prompts[number] for number in numbers[self.group.rank :: workers]}
 
         def own() -> list[Completion]:
             return sampled(model, tokenizer, mine, config, count, on_batch) if mine else []
 
-        found: list[Completion] = [Completion()] * (len(numbers) * count)
-        for rank, part in enumerate(_by_all(self.group, own)):
-            places = range(rank, len(numbers), self.group.workers)
-            for place, first in zip(places, range(0, len(part), count), strict=True):
-                found[place * count : place * count + count] = part[first : first + count]
-        return found
+        parts = _by_all(self.group, own)
+        firsts = [(parts[place % workers], place // workers * count) for place in range(len(numbers))]
+        return [one for part, first in firsts for one in part[first : first + count]]
+
+    def summed(self, value: Tensor) -> Tensor:
+        """See `Sampler.summed`."""
+        return self.group.summed_on_hosts(value)
 
 
 @dataclass(frozen=True)
-class ServedSampler:
-    """The engines of a running server sample, after they have got the weights of the model."""
+class ServedSampler(SharedSampler):
+    """The engines of a running server sample, after they have got the weights of the leading worker."""
 
-    layout: str | None
-    group: Group
-    rebuild: Callable[[], Any]
+    layout: str
 
     def __call__(
         self, model: Any, tokenizer: Tokenizer, prompts: Prompts, config: TrainingConfig, count: int, on_batch: OnBatch
     ) -> list[Completion]:
         """See `Sampler`; raises `RolloutsLost` if the server is away for long."""
         del tokenizer  # that of the base model, which the server has, too
-        whole = self.group.whole_model(model, saved_tensors(model), self.rebuild)
 
         def own() -> list[Completion]:
-            if whole is None:
+            if not self.group.leads:
                 return []
-            _, tensors = in_layout(whole, self.layout)
+            _, tensors = in_layout(model, self.layout)
             file = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
             return asyncio.run(_asked(file, prompts, config, count, on_batch))
 
