@@ -169,6 +169,8 @@ class OnPolicyTask(ExampleTask):
     ones are sampled.
     """
 
+    cross_entropy = False
+
     def __init__(self, config: TrainingConfig, lengths: Sequence[int], tokenizer: Tokenizer, prompts: int) -> None:
         super().__init__(config, lengths, prompts)
         self._config, self._tokenizer = config, tokenizer
