@@ -112,6 +112,8 @@ def distilled(dataset: Dataset, config: TrainingConfig, home: Path) -> Dataset:
 class DistillationTask:
     """The batches of another task, inputs and targets [batch, tokens], with the distillation loss."""
 
+    cross_entropy = False
+
     def __init__(self, task: TrainingTask, teacher: Any, config: TrainingConfig) -> None:
         self.generator, self.reinforce, self.tokens = task.generator, task.reinforce, task.tokens
         self._task = task

@@ -119,6 +119,8 @@ class PreferenceTask(CollatedTask):
     The reference model is the model without its adapter.
     """
 
+    cross_entropy = False
+
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
         super().__init__(config, pairs, length_of, self.collated)
         self._objective = config.objective
