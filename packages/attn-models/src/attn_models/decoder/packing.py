@@ -1,4 +1,4 @@
-"""Padded sequences as documents packed end to end, without padding, in which those that begin alike share the beginning.
+"""Padded sequences as documents packed end to end, without padding; those that begin alike share the beginning.
 
 Conversations of one batch share the system prompt, chosen and rejected answers the conversation before them, and
 completions of one prompt all of it: in a causal model, what is computed for these tokens is the same.
@@ -20,8 +20,8 @@ from attn_models.decoder.mixture_of_experts import Router
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """The different `tokens` [1, tokens] of documents of these `lengths`, their `positions` [tokens], which of them were
-    `asked` for [places], and what documents share, if anything."""
+    """The different `tokens` [1, tokens] of documents of these `lengths`, their `positions` [tokens], which of them
+    were `asked` for [places], and what documents share, if anything."""
 
     tokens: Tensor
     positions: Tensor

@@ -1,4 +1,4 @@
-"""Hidden states of chosen places are those of the whole padded batch, computed without padding and shared beginnings."""
+"""Losses of padded rows, computed without padding and once for what rows share, are those of the whole batch."""
 
 from __future__ import annotations
 
