@@ -56,6 +56,7 @@ LINEAR = (
 EXPONENTS: dict[str, tuple[float, Options]] = {
     **dict.fromkeys(QUADRATIC, (2.0, always())),
     **dict.fromkeys(LINEAR, (1.0, always())),
+    "disentangled": (2.0, always(buckets=4, max_distance=8)),
     "mla": (2.0, always(latent=8, rotary_size=4)),
     "path": (2.0, always(rank=4, block=8)),
     "transmla": (2.0, always(latent=8)),
