@@ -265,6 +265,7 @@ GGUF_FAMILIES = (
         "t5",
         "t5",
         described=_t5,
+        relatives=("umt5",),
         read=frozenset({"attention.layer_norm_epsilon", "attention.relative_buckets_count", "decoder_start_token_id"})
         | {"decoder_block_count"},
     ),
