@@ -193,14 +193,21 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
 def _described(checkpoint: CheckpointFolder) -> tuple[Any, Any]:
     """The model of a config without memory, and the layout of its tensors."""
     from attn_models.adapters.base import EncoderAdapter
+    from attn_models.adapters.clip import ClipImageLayout
+    from attn_models.adapters.hf_config import adapter_config
     from attn_models.adapters.registry import require_known_family
     from attn_models.adapters.state_dict import init_empty_weights
+    from attn_models.encoder.clip import ClipImage
     from attn_models.loading.models import described_model
 
     found = require_known_family(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
+    if isinstance(found, ClipImageLayout):
+        tower = found.from_hf_config(checkpoint.config, checkpoint.path / CONFIG_NAME)
+        with init_empty_weights():
+            return ClipImage(tower), found.layout(tower)
     if not isinstance(found, EncoderAdapter):
         return described_model(checkpoint)[:2]
-    config = found.from_hf_config(checkpoint.config)
+    config = adapter_config(found, checkpoint.config, checkpoint.path / CONFIG_NAME)
     with init_empty_weights():
         return found.build(config), found.layout(config)
 
