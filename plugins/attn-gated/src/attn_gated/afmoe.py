@@ -67,7 +67,7 @@ class AfmoeAdapter(FamilyAdapter):
         period = required_count(values, "global_attn_every_n_layers", 4)
         layers = range(required_count(values, "num_hidden_layers"))
         full = listed_kinds(values, [SLIDING if (each + 1) % period else FULL for each in layers])[layer] == FULL
-        own = {"rotary": None} if full else {"window": required_count(values, "sliding_window")}
+        own = {"rotary": None} if full else self.kind_options(values, SLIDING)
         return {"norm_eps": values["rms_norm_eps"], **own}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attn_core.errors import InternalError, InvalidValue
@@ -151,12 +151,14 @@ def rows_of(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int
 
 def logits_at(model: Any, inputs: Tensor, kept: Tensor) -> Tensor:
     """Return the logits [tokens, vocab_size], at least float32, at the places `kept` of inputs, [rows, longest]."""
-    logits = model.logits(model.hidden(inputs)[kept]) if hasattr(model, "hidden") else model(inputs)[kept]
-    return at_least_float32(logits)
+    own = hasattr(model, "hidden_at")
+    return at_least_float32(model.logits(model.hidden_at(inputs, kept)) if own else model(inputs)[kept])
 
 
-def token_logprobs(model: Any, inputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def token_logprobs(model: Any, inputs: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the log probabilities [tokens] of the targets of rows, end to end, at a temperature, in nats."""
+    if temperature == 1 and hasattr(model, "losses_at"):
+        return -cast("Tensor", model.losses_at(inputs, targets, PADDED))
     kept = targets != PADDED
     logits = logits_at(model, inputs, kept)
     return -functional.cross_entropy(logits / temperature, targets[kept], reduction="none")

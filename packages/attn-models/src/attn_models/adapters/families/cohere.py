@@ -39,7 +39,7 @@ class Cohere2Adapter(CohereAdapter):
         """A window with rotary positions, or neither."""
         period = required_count(values, "sliding_window_pattern", 4)
         kind = periodic_kinds(values, period)[layer]
-        return {"rotary": None} if kind == FULL else {"window": required_count(values, "sliding_window")}
+        return {"rotary": None} if kind == FULL else self.kind_options(values, kind)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """No fields; raises `InvalidValue` for a `head_dim` other than hidden size / number of heads."""

@@ -33,7 +33,6 @@ class Exaone4Adapter(FamilyAdapter):
         """The norm of queries and keys, and a window or no positions."""
         window = values.get("sliding_window")
         period = 1 if window is None else required_count(values, "sliding_window_pattern", 4)
-        options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"]}
-        if periodic_kinds(values, period)[layer] == SLIDING:
-            return options | {"window": required_count(values, "sliding_window")}
-        return options if window is None else options | {"rotary": None}
+        kind = periodic_kinds(values, period)[layer]
+        options = {"norm_eps": values["rms_norm_eps"]} | self.kind_options(values, kind)
+        return options if window is None or kind == SLIDING else options | {"rotary": None}
