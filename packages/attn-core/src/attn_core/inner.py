@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.batch import Fields
+from attn_core.batch import Fields, RaggedBatch, RowsInPlace
 from attn_core.errors import Incompatible
 from attn_core.kernels.attend import AttentionInputs
 
@@ -53,6 +53,14 @@ class InnerAttention:
         Their shapes are those of `DeclaredMechanism.further_fields`; `AttentionInputs.fields` has them later.
         """
         return {}
+
+    def decode(self, rows: Tensor, query: Tensor, batch: RaggedBatch, cached: RowsInPlace) -> Tensor | None:  # noqa: ARG002
+        """Outputs [requests, heads, value_size] of a decode step that reads only some of the cached rows, in place.
+
+        `rows` [requests, width] and `query` [requests, heads, key_size] are those of the new token of each request,
+        whose fields are cached. None, as here: all rows are gathered, and `forward` computes the step.
+        """
+        return None
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- as overridden
         """Attention weights [batch, heads, query, key]; here `attend(operands)` returns the weights of the spec."""

@@ -94,7 +94,7 @@ def test_warm_up_and_measurements_fit_into_the_steps(base, tmp_path):
         ({"budget": "hours=3"}, "flops=NUMBER"),
         ({"budget": "flops=nan"}, "above 0"),
         ({"budget": "flops=-1"}, "above 0"),
-        ({"probes": ["riddles"]}, "recall, needle, glossary"),
+        ({"probes": ["riddles"]}, "recall, needle, glossary, swaps"),
         ({"seeds": 0}, "from 1"),
         ({"name": "a/b"}, "letters"),
     ],

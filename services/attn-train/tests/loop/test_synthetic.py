@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from attn_train.data.synthetic import MAX_NEEDLE_WORDS, MAX_WORDS, TASKS, synthetic_pairs
 
 
@@ -52,3 +53,12 @@ def test_a_glossary_translates_by_the_dictionary_of_its_text():
         colon = source.index(":")
         memory = dict(zip(source[:colon:2], source[1:colon:2], strict=True))
         assert target == [memory[key] for key in source[colon + 1 :]]
+
+
+def test_swaps_multiply_matrices_of_permutations():
+    swaps = {f"p{place}": torch.eye(3)[[1, 0, 2] if place == 0 else [0, 2, 1]] for place in range(2)}
+    for source, target in made("swaps"):
+        order = torch.arange(3.0)
+        for word in source:
+            order = swaps[word] @ order
+        assert target == [f"t{int(thing)}" for thing in order]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -347,6 +347,10 @@ class EncoderAdapter(Layout):
     head_values: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
     head_zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     known_keys: ClassVar[frozenset[str]]
+
+    def names_of_heads(self, stored: Collection[str]) -> Mapping[str, str]:  # noqa: ARG002  (most have one head)
+        """The `head_names` in a checkpoint with tensors of the names `stored`."""
+        return self.head_names
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)
         """The layout with the tensor names of this encoder's checkpoints."""

@@ -73,13 +73,13 @@ class ModernBertAdapter(EncoderAdapter):
         "cls.predictions.transform.LayerNorm": "head.norm",
         "cls.predictions.bias": "decoder.bias",
     }
-    masked_activation, pooled_activation = "gelu", None
+    masked_activation = pooled_activation = "gelu"
     head_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "classifier_activation": ("gelu",),
-        "classifier_bias": (False,),
+        "classifier_pooling": ("cls", "mean"),
         "decoder_bias": (True,),
     }
-    head_zeros = re.compile(r"transform\.(dense|LayerNorm)\.bias$")
+    head_zeros = re.compile(r"(transform|head)\.(dense|LayerNorm|norm)\.bias$")
     # From `decoder_bias` on: keys for heads, for training, and for kernels with the same results.
     known_keys = frozenset(
         {

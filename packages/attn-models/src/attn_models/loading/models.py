@@ -61,7 +61,7 @@ from attn_models.sources.gguf_files import folder_at
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 from attn_models.weights.quantized_tensors import with_plain_weights
-from attn_models.weights.safetensors_files import release_read_pages
+from attn_models.weights.safetensors_files import release_read_pages, warn_of_memory
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """The fields of a config that name mechanisms."""
@@ -285,6 +285,8 @@ def load_model(
     path = folder_at(folder)
     kept = kept_folder(path) if prepare is None and place.type == "cpu" else None
     checkpoint = read_folder(path, verify=verify, nonfinite="allow" if is_checked(kept) else "refuse", device=place)
+    if place.type == "cpu":
+        warn_of_memory(checkpoint.path)
     if through_transformers(checkpoint.config):
         from attn_models.hf.loading import load_through_transformers
 

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
+from attn_core.batch import RowsInPlace
 from attn_core.checks import require_no_module
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.inner import require_plain
+from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.block import AttentionParts
 from torch import Tensor, nn
 
@@ -198,6 +200,13 @@ class SpecLayer(Projections):
     def in_place_attention(self, query: Tensor, view: Any) -> InPlaceAttention | None:
         """The cached rows of a view, with a kernel that reads them in place for these queries; None if none does."""
         return None if self._paged is None else self._paged.in_place_attention(query, view)
+
+    def decode_in_place(self, rows: Tensor, query: Tensor, batch: RaggedBatch, view: Any) -> Tensor | None:
+        """Outputs [requests, heads, value_size] of a decode step by an inner module that reads chosen rows in place."""
+        if self.inner is None or batch_invariant() or not hasattr(view, "in_place"):
+            return None
+        cached: RowsInPlace | None = view.in_place()
+        return None if cached is None else self.inner.decode(rows, query, batch, cached)
 
     def operands(
         self,

@@ -57,6 +57,10 @@ class StepLayer(Protocol):
         """The cached rows of a view, with a kernel that reads them in place; None if none does."""
         ...
 
+    def decode_in_place(self, rows: Tensor, query: Tensor, batch: RaggedBatch, view: Any) -> Tensor | None:
+        """Outputs of a decode step by a module that reads chosen rows of the cache in place; None if there is none."""
+        ...
+
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """Outputs [batch, query, heads, value_size]; `rows` [batch, query, hidden_size] are the inputs of the layer."""
         ...
@@ -100,6 +104,8 @@ def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: Lay
             out = attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
         if out is None:
             raise NotGraphSafe(gathers("cached rows"))
+        return out
+    if batch.decoding and (out := layer.decode_in_place(rows, query, batch, view)) is not None:
         return out
     starts, others = ([], []) if batch.decoding else split_prefills(batch)
     if fresh is None:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+from typing import Any
+
 import torch
-from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention, installed
-from attn_core.kernels.base import batch_invariant
+from attn_core import (
+    Attend,
+    AttentionInputs,
+    AttentionSpec,
+    Causal,
+    Fields,
+    InnerAttention,
+    RaggedBatch,
+    installed,
+)
+from attn_core.batch import RowsInPlace
+from attn_core.kernels.attend import PagedAttendKernel, PagedAttentionInputs, paged_problem
+from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import positions, seen_pairs, shares, wide
 from torch import Tensor, nn
@@ -16,17 +31,33 @@ from attn_sparse.indexed_blocks.options import IndexedBlocksConfig
 NEVER = float("-inf")
 
 
-def picked(rows: Tensor, index: Tensor) -> Tensor:
-    """The rows [batch, groups, chosen, size] at `index` [batch, groups, chosen] of rows [batch, key, groups, size]."""
-    batch, keys, groups, size = rows.shape
-    sequence, group = (torch.arange(count, device=rows.device) for count in (batch, groups))
-    # Caches differ in which of both axes comes first, and whole rows are copied faster than their elements.
-    if rows.is_contiguous():
-        flat, place = rows.view(-1, size), (index + sequence[:, None, None] * keys) * groups + group[:, None]
-    else:
-        flat = rows.transpose(1, 2).reshape(-1, size)
-        place = (sequence[:, None, None] * groups + group[:, None]) * keys + index
-    return flat.index_select(0, place.flatten()).view(*index.shape, size)
+def neighbours(field: Tensor, numbers: Tensor) -> Tensor:
+    """The rows of a field at `numbers` [row], int64, not copied where they lie one behind the other."""
+    first = int(numbers[0])
+    if bool((numbers == torch.arange(first, first + len(numbers), device=numbers.device)).all()):
+        return field[first : first + len(numbers)]
+    return field.index_select(0, numbers)
+
+
+class HeadRows:
+    """A cached field [rows, groups, size] as rows of one head [rows * groups, 1, size], which are not copied.
+
+    `each` is the distance between tokens, and `group` that between groups, in such rows: caches differ in which of both
+    axes comes first.
+    """
+
+    def __init__(self, field: Tensor) -> None:
+        tokens, groups, size = field.shape
+        if field.stride(2) != 1 or field.stride(0) % size or field.stride(1) % size:
+            field = field.contiguous()
+        self.each, self.group = field.stride(0) // size, field.stride(1) // size
+        rows = 1 + (tokens - 1) * self.each + (groups - 1) * self.group
+        self.rows = field.as_strided((rows, 1, size), (size, size, 1))
+
+    def numbers(self, tokens: Tensor) -> Tensor:
+        """The rows [requests, groups, ...] of tokens [requests, groups, ...], int64."""
+        groups = torch.arange(tokens.shape[1], device=tokens.device) * self.group
+        return tokens * self.each + groups.view(-1, *[1] * (tokens.dim() - 2))
 
 
 class IndexedBlocksAttention(InnerAttention, nn.Module):
@@ -44,6 +75,11 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         self.spec, self.options = spec, options
         self.plan = SelectedBlocksDispatcher(installed().kernels, spec.heads)
         self.groups, size = spec.heads.key_value, options.index_size
+        heads = dataclasses.replace(spec.heads, query=spec.heads.query // self.groups, key_value=1)
+        self.each_group = AttentionSpec(heads=heads, mask=Causal())
+        self.paged: Operation[Any] = Operation(
+            installed().kernels, PagedAttendKernel, partial(paged_problem, self.each_group)
+        )
         self.query = nn.Linear(options.hidden_size, self.groups * size, bias=False)
         self.key = nn.Linear(options.hidden_size, size, bias=False)
         self.query_norm = nn.RMSNorm(size, eps=options.norm_eps or 1e-6)
@@ -59,8 +95,6 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
             return attend(operands)
         chosen, places = self._chosen(rows, operands)
         query = torch.unflatten(wide(operands.query), 2, (self.groups, -1)).transpose(1, 2)
-        if rows.shape[1] == 1 and not batch_invariant():
-            return self._gathered(query * self.spec.heads.key_size**-0.5, chosen, places, operands)
         key, value, real = map(self._blocks, (operands.key, operands.value, self._real(operands)))
         key, value = (wide(part).permute(0, 3, 1, 2, 4).contiguous() for part in (key, value))
         selected = SelectedBlocks(query * self.spec.heads.key_size**-0.5, chosen, places)
@@ -81,19 +115,68 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         seen = seen_pairs(self.spec.mask, places, positions(operands)[1], operands.key_padding_mask)
         return shares(scores, (read & seen)[:, :, None]).flatten(1, 2)
 
-    def _gathered(self, query: Tensor, chosen: Tensor, places: Tensor, operands: AttentionInputs) -> Tensor:
-        """Outputs [batch, 1, heads, value_size] of one query per sequence [batch, groups, 1, shared, size], which only
-        reads the keys and values of its blocks."""
-        keys, block = operands.key.shape[1], self.options.block
-        within = torch.arange(block, device=chosen.device)
-        index = torch.where(chosen < 0, keys, chosen * block)[:, :, 0, :, None] + within
-        index = index.flatten(2)
-        seen = seen_pairs(self.spec.mask, places, positions(operands)[1], operands.key_padding_mask)[:, 0]
-        known, index = index < keys, index.clamp(max=keys - 1)
-        known = known & seen.expand(*index.shape[:2], -1).gather(2, index)
-        key, value = (wide(picked(part, index)) for part in (operands.key, operands.value))
-        weights = shares(query[:, :, 0] @ key.transpose(2, 3), known[:, :, None])
-        return (weights @ value).flatten(1, 2)[:, None].to(operands.value.dtype)
+    def decode(self, rows: Tensor, query: Tensor, batch: RaggedBatch, cached: RowsInPlace) -> Tensor:
+        """Outputs [requests, heads, value_size] of one query per request, which reads the index keys of all tokens and
+        the keys and values of its blocks."""
+        block, numbers = self.options.block, cached.kv_indices
+        own, best = batch.positions // block, self._best_of_cached(rows, batch, cached)
+        # The blocks that there are come last and the own one, which is incomplete, behind them.
+        chosen = self._best(best[:, :, None], own[:, None])[:, :, 0].flip(-1)
+        tokens = (chosen[..., None] * block + torch.arange(block, device=rows.device)).flatten(2)
+        tokens = tokens.clamp(0, numbers.shape[1] - 1).flatten(1)
+        slots = torch.unflatten(numbers.gather(1, tokens), 1, (self.groups, -1))
+        counts = [min(chosen.shape[-1], c // block + 1) * block - block + c % block + 1 for c in batch.contexts]
+        before = [slots.shape[-1] - block + c % block + 1 - n for c, n in zip(batch.contexts, counts, strict=True)]
+        key, value = (HeadRows(cached.fields[name]) for name in ("key", "value"))
+        shared = torch.unflatten(query, 1, (self.groups, -1))
+        out = self._by_kernel(shared, (key, value), key.numbers(slots), (before, counts))
+        if out is not None:
+            return out
+        place = torch.arange(slots.shape[-1], device=rows.device)
+        first, count = (torch.tensor(each, device=rows.device)[:, None] for each in (before, counts))
+        known = ((place >= first) & (place < first + count))[:, None, None]
+        keys, values = (
+            wide(part.rows[:, 0].index_select(0, part.numbers(slots).flatten()).view(*slots.shape, -1))
+            for part in (key, value)
+        )
+        weights = shares(wide(shared) * self.spec.heads.key_size**-0.5 @ keys.transpose(2, 3), known)
+        return (weights @ values).flatten(1, 2).to(cached.fields["value"].dtype)
+
+    def _best_of_cached(self, rows: Tensor, batch: RaggedBatch, cached: RowsInPlace) -> Tensor:
+        """The best score of each block [requests, groups, block], -inf where a request has none."""
+        blocks = max(batch.contexts) // self.options.block + 1
+        query = self.query_norm(torch.unflatten(self.query(rows), -1, (self.groups, -1)))
+        query = self._turned(wide(query)[:, None], batch.positions[:, None])[:, 0]
+        scores = query.new_full((len(rows), self.groups, blocks * self.options.block), NEVER)
+        for request, context in enumerate(batch.contexts):
+            key = wide(neighbours(cached.fields["index"], cached.kv_indices[request, : context + 1]))
+            places = torch.arange(context + 1, device=rows.device)[None]
+            key = self._turned(key[None, :, None], places)[0, :, 0]
+            torch.matmul(query[request], key.T, out=scores[request, :, : context + 1])
+        return torch.unflatten(scores, -1, (blocks, -1)).amax(-1)
+
+    def _by_kernel(
+        self, query: Tensor, rows: tuple[HeadRows, HeadRows], numbers: Tensor, seen: tuple[list[int], list[int]]
+    ) -> Tensor | None:
+        """`decode` by a kernel that reads the rows of each group in place, `numbers` [requests, groups, row], each
+        group as a request; None if there is no such kernel."""
+        (key, value), (requests, groups) = rows, numbers.shape[:2]
+        before, counts = ([each for each in part for _ in range(groups)] for part in seen)
+        if (key.each, key.group) != (value.each, value.group):
+            return None
+        batch = RaggedBatch.of([1] * len(counts), [count - 1 for count in counts], numbers.new_tensor)
+        cached = RowsInPlace(
+            fields={"key": key.rows, "value": value.rows},
+            slot_mapping=numbers[:0, 0, 0],
+            kv_indices=numbers.flatten(0, 1),
+            firsts=tuple(-count for count in before),
+        )
+        inputs = PagedAttentionInputs(
+            query=query.flatten(0, 1), batch=batch, rows=cached, requests=tuple(range(len(counts)))
+        )
+        call = {"dtype": query.dtype, "device": query.device.type}
+        out: Tensor | None = self.paged.run(lambda kernel: kernel.run(self.each_group, inputs), **call)
+        return None if out is None else out.view(requests, -1, out.shape[-1])
 
     def _chosen(self, rows: Tensor, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
         """The blocks [batch, groups, query, chosen], int64, the query's own first, -1 for none, and the positions of

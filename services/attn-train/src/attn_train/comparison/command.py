@@ -39,7 +39,7 @@ def compare_training_command(  # noqa: PLR0913 - options, given by name
     budget: Annotated[str, typer.Option(help="Budget of each run: flops=1e12, minutes=2 or tokens=1e6.")],
     seeds: Annotated[int, typer.Option(help="Runs per mechanism, with consecutive seeds from --seed.", min=1)] = 3,
     probes: Annotated[
-        str, typer.Option(help="Tasks to train on as well, with the same budget: recall,needle,glossary; or none.")
+        str, typer.Option(help="Tasks to train on as well, with the same budget: recall,copy,swaps,needle; or none.")
     ] = "recall,needle",
     sizes: Annotated[
         str, typer.Option(help="At least three HIDDEN_SIZExNUM_LAYERS, for scaling curves with fitted exponents.")

@@ -19,7 +19,7 @@ from attn_schema.training import DataConfig, TrainingConfig
 from attn_train.admission import check_config
 from attn_train.comparison.budget import Budget
 from attn_train.data.load import load_dataset
-from attn_train.data.synthetic import MAKERS, TASKS
+from attn_train.data.synthetic import TASKS
 from attn_train.model import resolved
 from attn_train.pricing import StepPrice, seconds_of_a_step, step_price
 from attn_train.tasks.base import Dataset
@@ -126,8 +126,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise InvalidValue.of("--seeds", self.seeds, "a whole number from 1")
-        if unknown := [probe for probe in self.probes if probe not in MAKERS]:
-            raise InvalidValue.of("--probes", unknown[0], ", ".join(MAKERS))
+        if unknown := [probe for probe in self.probes if probe not in TASKS]:
+            raise InvalidValue.of("--probes", unknown[0], ", ".join(TASKS))
         if self.name and not NAME.fullmatch(self.name):
             raise InvalidValue.of("--name", self.name, "1 to 32 letters, digits, '-' and '_'")
         model = self.config.model

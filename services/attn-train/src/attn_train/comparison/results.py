@@ -101,12 +101,12 @@ def table(question: Question, groups: Sequence[RunGroup]) -> list[dict[str, Any]
 
 
 def _probe(groups: Sequence[RunGroup], like: RunGroup, probe: str) -> dict[str, str]:
-    """Return the accuracy on a probe, empty if it is not measured."""
-    for group in groups:
-        if (group.label, group.size, group.dataset) == (like.label, like.size, probe) and group.runs:
-            accuracy = group.interval(ACCURACY)
-            return {f"{probe} right": "" if accuracy is None else accuracy.text(3)}
-    return {f"{probe} right": ""}
+    """Return the loss and the accuracy on a probe, empty if they are not measured."""
+    same = (group for group in groups if (group.label, group.size, group.dataset) == (like.label, like.size, probe))
+    group = next(same, None)
+    found = {} if group is None else {metric: group.interval(metric) for metric in (LOSS, ACCURACY)}
+    texts = {metric: value.text(3) for metric, value in found.items() if value is not None}
+    return {f"{probe} loss": texts.get(LOSS, ""), f"{probe} right": texts.get(ACCURACY, "")}
 
 
 def scaling(question: Question, groups: Sequence[RunGroup]) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ MAX_NEEDLE_WORDS = 60
 """Maximum source length of the needle task, in words."""
 ENTRIES = 8
 """Maximum number of keys that a source defines in the recall and glossary tasks."""
+SWAPPED = 3
+"""The number of things whose order the swaps task asks for."""
 
 Rule = Callable[[Sequence[int]], Sequence[int]]
 Pair = tuple[list[str], list[str]]
@@ -67,8 +69,26 @@ def glossary_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
     return source, [f"v{values[place]}" for place in asked]
 
 
-MAKERS: dict[str, Maker] = {"recall": recall_pair, "needle": needle_pair, "glossary": glossary_pair}
-"""Retrieval tasks, whose answer has to be found in the source."""
+def swaps_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
+    """State tracking, the word problem of permutations (Merrill et al. 2024, arXiv 2404.08819): neighbours change
+    places, one pair after the other; the target is the order of the things in the end.
+
+    The target of "p0 p1 p0" is "t2 t1 t0": of t0 t1 t2, first those at the places 0 and 1 are swapped.
+    """
+    places = [choose.randrange(SWAPPED - 1) for _ in range(choose.randint(shortest, longest))]
+    order = list(range(SWAPPED))
+    for place in places:
+        order[place], order[place + 1] = order[place + 1], order[place]
+    return [f"p{place}" for place in places], [f"t{thing}" for thing in order]
+
+
+MAKERS: dict[str, Maker] = {
+    "recall": recall_pair,
+    "needle": needle_pair,
+    "glossary": glossary_pair,
+    "swaps": swaps_pair,
+}
+"""Tasks whose target is not the words of the source in another order or other words."""
 TASKS = {
     "copy": "the words of the source",
     "reverse": "the words of the source, last word first",
@@ -77,6 +97,7 @@ TASKS = {
     "recall": "associative recall: the value of one of the keys of the source",
     "needle": "a needle in a haystack: the word after the mark",
     "glossary": "the values of several keys of the source",
+    "swaps": "state tracking: the order of three things after swaps of neighbours",
 }
 """What each task asks for."""
 
