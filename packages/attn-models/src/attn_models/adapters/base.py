@@ -311,7 +311,7 @@ def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, 
     """
     for key, choices in allowed.items():
         if key in values and values[key] not in choices:
-            raise InvalidValue.of(key, values[key], " or ".join(repr(choice) for choice in choices))
+            raise InvalidValue.of(key, values[key], " or ".join(dict.fromkeys(map(repr, choices))))
 
 
 ACTIVATIONS: dict[str, FeedForwardKind] = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import Distribution, version
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from attn_core import installed
-from attn_core.errors import Incompatible, UnknownName, near_names
+from attn_core.errors import Incompatible, UnknownName
 
 from attn_models.adapters.bart import (
     BartAdapter,
@@ -184,7 +185,7 @@ def unknown_family(kind: str, model_type: object, known: Iterable[str], requires
         made = " and ".join(f"{name} {found}" for name, found in missing.items())
         message = f"unknown {kind} {str(model_type)!r}: the model was made with {made}; pip install {' '.join(missing)}"
         return UnknownName(message, kind=kind, name=str(model_type), package=", ".join(missing))
-    near = near_names(str(model_type), names)
+    near = get_close_matches(str(model_type), names)
     alike = f"; names like it: {', '.join(near)}" if near else ""
     through = "" if find_spec("transformers") else ", and causal ones that transformers knows: pip install transformers"
     many = f"{len(names)} families have layouts here (see packages/attn-models/README.md)"
