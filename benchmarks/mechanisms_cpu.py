@@ -3,6 +3,7 @@
 Compares each mechanism's layer, at each length, with up to three others in the same run: `dense` is multi-head
 attention with torch's fused kernel, causal if the mechanism is; `masked` is the same fused kernel with the mechanism's
 mask as a tensor, for specs with a mask; `peer` is another package's layer, if one is known and installed.
+With `--decode`, decode steps are measured instead, and `dense` is the step of grouped-query attention.
 
     python benchmarks/mechanisms_cpu.py sliding_window bigbird=block:64,random:3 --lengths 1024 4096
 
@@ -59,6 +60,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--turns", type=int, default=2, help="processes of each system, which take turns")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--training", action="store_true", help="measure a forward and a backward, not a forward alone")
+    p.add_argument("--decode", action="store_true", help="measure decode steps after so many tokens, beside gqa's")
     p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
     p.add_argument("--one", help=argparse.SUPPRESS)
     return p.parse_args()
@@ -73,6 +75,8 @@ def parsed(said: str) -> tuple[str, dict[str, Any]]:
 
 def measure(task: dict[str, Any]) -> dict[str, Any] | None:
     """Measure one system at one length in this process; None if the mechanism has no such system."""
+    if task["decode"]:
+        return measure_step(task)
     import torch
 
     torch.set_num_threads(task["threads"])
@@ -93,12 +97,69 @@ def measure(task: dict[str, Any]) -> dict[str, Any] | None:
     before = peak_bytes()
     call()
     added = peak_bytes() - before
-    seconds = []
-    for _ in range(task["repeats"]):
+    return {"times": timed(call, task["repeats"]), "peak_bytes": added}
+
+
+def measure_step(task: dict[str, Any]) -> dict[str, Any]:
+    """Measure decode steps of a layer after `length` cached tokens; `dense` is gqa with a quarter of the heads.
+
+    `read_bytes` are the weights, index keys and cached rows that a step reads at least, and `rate` is how fast it does,
+    relative to a sum over more memory than the caches of the processor hold.
+    """
+    import torch
+    from attn_core import Capability, RaggedBatch, configure, installed
+    from attn_core.stores import StoreSize
+
+    torch.set_num_threads(task["threads"])
+    torch.manual_seed(0)
+    dense, batch, length = task["system"] == "dense", task["batch"], task["length"]
+    mechanism = installed().mechanisms.get("gqa" if dense else task["name"])
+    sizes = {"hidden_size": task["hidden_size"], "num_heads": task["num_heads"], "max_seq_len": length + 1}
+    if mechanism.can(Capability.GROUPED):
+        sizes["num_kv_heads"] = max(1, task["num_heads"] // 4)
+    config = configure(mechanism, {} if dense else task["options"], causal=True, **sizes)
+    layer, states = mechanism.build(config).eval(), mechanism.state(config)
+    room = StoreSize(tokens=batch * (length + 64), requests=batch)
+    store = installed().caches.get("paged").create({"layer": states}, room)
+
+    def step(requests: list[int], new: int, context: int) -> None:
+        ragged = RaggedBatch.of([new] * len(requests), [context] * len(requests), torch.tensor)
+        rows = torch.randn(new * len(requests), task["hidden_size"])
+        layer.step(rows, ragged, store.view(ragged, requests)["layer"])
+
+    requests = list(range(batch))
+    with torch.inference_mode():
+        for request in requests:
+            store.admit(request)
+            store.reserve(request, length + 1)
+            for start in range(0, length, 512):
+                step([request], min(512, length - start), start)
+        seconds = timed(lambda: step(requests, 1, length), 4 * task["repeats"])
+        memory = torch.ones(1 << 26)
+        speed = memory.nbytes / statistics.median(timed(memory.sum, 5))
+    weights = sum(weight.nbytes for weight in layer.parameters())
+    read = weights + batch * sum(least_read(config, spec, length) for spec in states.values())
+    return {"times": seconds, "peak_bytes": 0, "read_bytes": read, "rate": read / statistics.median(seconds) / speed}
+
+
+def least_read(config: Any, spec: Any, length: int) -> int:
+    """The bytes of a state that one request has to read: of selected tokens only, but for what they are selected by."""
+    chosen = getattr(config, "top", None)
+    if chosen is None:
+        return int(spec.bytes(length, 0, "float32"))
+    tokens = min(length, chosen * getattr(config, "block", 1))
+    read = {name: length if name == "index" else tokens for name in spec.fields}
+    return sum(field.bytes("float32") * read[name] for name, field in spec.fields.items())
+
+
+def timed(call: Callable[[], Any], repeats: int) -> list[float]:
+    """The seconds of each of some calls, after one that is not measured."""
+    found = []
+    for _ in range(repeats + 1):
         start = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - start)
-    return {"times": seconds, "peak_bytes": added}
+        found.append(time.perf_counter() - start)
+    return found[1:]
 
 
 def peak_bytes() -> int:
@@ -223,7 +284,81 @@ def nsa(config: Any) -> Callable[..., Any]:
     return layer
 
 
+def gated_deltanet(config: Any) -> Callable[..., Any]:
+    """The layer of transformers' Qwen3-Next, by its own torch functions."""
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+    heads, size = config.num_heads, config.head_layout.key_size
+    sizes = {"linear_num_key_heads": heads, "linear_num_value_heads": heads, "linear_key_head_dim": size}
+    sizes |= {"linear_value_head_dim": config.value_size or 2 * size, "hidden_size": config.hidden_size}
+    return Qwen3NextGatedDeltaNet(Qwen3NextConfig(**sizes, num_hidden_layers=1, layer_types=["linear_attention"]), 0)
+
+
+def mamba2(config: Any) -> Callable[..., Any]:
+    """The mixer of transformers' Mamba-2, by its own torch functions."""
+    from transformers import Mamba2Config
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+    sizes = {"hidden_size": config.hidden_size, "num_heads": config.num_heads, "state_size": config.state_size}
+    size = 2 * config.hidden_size // config.num_heads
+    return Mamba2Mixer(Mamba2Config(**sizes, head_dim=size, n_groups=config.groups, num_hidden_layers=1), 0).eval()
+
+
+def short_conv(config: Any) -> Callable[..., Any]:
+    """The convolution layer of transformers' LFM2."""
+    from transformers import Lfm2Config
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+
+    sizes = {"hidden_size": config.hidden_size, "conv_L_cache": config.taps, "num_attention_heads": config.num_heads}
+    return Lfm2ShortConv(Lfm2Config(**sizes, conv_bias=False, num_hidden_layers=1, layer_types=["conv"]), 0)
+
+
+def lightning(config: Any) -> Callable[..., Any]:
+    """The linear attention of transformers' MiniMax-01."""
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    sizes = {"hidden_size": config.hidden_size, "num_attention_heads": config.num_heads, "num_hidden_layers": 1}
+    sizes |= {"head_dim": config.head_layout.key_size, "num_key_value_heads": config.num_heads}
+    layer = MiniMaxLightningAttention(MiniMaxConfig(**sizes, layer_types=["linear_attention"]), 0).eval()
+    return lambda rows: layer(rows, None, None)[0]
+
+
+def indexed_blocks(config: Any) -> Callable[..., Any]:
+    """The sparse attention of transformers' MiniMax-M3, eager, the only one it has, with rotary positions."""
+    import torch
+    from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
+    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import (
+        MiniMaxM3VLAttention,
+        MiniMaxM3VLRotaryEmbedding,
+    )
+
+    heads = config.head_layout
+    sizes = {"hidden_size": config.hidden_size, "num_attention_heads": heads.query, "head_dim": heads.key_size}
+    sizes |= {"num_key_value_heads": heads.key_value, "index_n_heads": heads.key_value, "index_topk_blocks": config.top}
+    sizes |= {"index_head_dim": config.index_size, "index_block_size": config.block, "num_hidden_layers": 1}
+    settings = MiniMaxM3VLTextConfig(
+        **sizes,
+        layer_types=["minimax_m3_sparse"],
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    )
+    settings._attn_implementation = "eager"  # noqa: SLF001 -- how transformers itself sets it
+    layer, turns = MiniMaxM3VLAttention(settings, 0).eval(), MiniMaxM3VLRotaryEmbedding(settings)
+
+    def call(rows: Any) -> Any:
+        places = torch.arange(rows.shape[1])[None]
+        return layer(rows, turns(rows, places), None, position_ids=places)[0]
+
+    return call
+
+
 PEERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "gated_deltanet": gated_deltanet,
+    "mamba2": mamba2,
+    "short_conv": short_conv,
+    "lightning": lightning,
+    "indexed_blocks": indexed_blocks,
     "longformer": longformer,
     "bigbird": bigbird,
     "block_local": block_local,
@@ -245,13 +380,14 @@ def in_own_process(task: dict[str, Any]) -> dict[str, Any] | None:
 
 def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     shared = {
-        name: getattr(args, name) for name in ("hidden_size", "num_heads", "batch", "repeats", "threads", "training")
+        name: getattr(args, name)
+        for name in ("hidden_size", "num_heads", "batch", "repeats", "threads", "training", "decode")
     }
     for said in args.mechanisms:
         name, options = parsed(said)
         for length in args.lengths:
             task = shared | {"name": name, "options": options, "length": length}
-            systems = tuple(dict.fromkeys(("dense", *args.systems)))
+            systems = ("dense", "attn") if args.decode else tuple(dict.fromkeys(("dense", *args.systems)))
             turns = [
                 {system: in_own_process(task | {"system": system}) for system in systems} for _ in range(args.turns)
             ]
@@ -270,7 +406,11 @@ def pooled(rows: list[dict[str, Any] | None]) -> dict[str, Any] | None:
         return failed[0] if failed else None
     seconds = [time for row in measured for time in row["times"]]
     peak = max(row["peak_bytes"] for row in measured)
-    return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "peak_bytes": peak}
+    rates = {
+        name: statistics.median(row[name] for row in measured) for name in ("read_bytes", "rate") if name in measured[0]
+    }
+    times = {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+    return {**times, "peak_bytes": peak, **rates}
 
 
 def compared(row: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, float]:

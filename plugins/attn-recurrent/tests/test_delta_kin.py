@@ -11,8 +11,8 @@ from attn_core import Shape, configure
 from attn_core.errors import InvalidValue
 from attn_recurrent.comba import Comba
 from attn_recurrent.gated_deltanet import GatedDeltaNet
-from attn_recurrent.gated_deltanet2 import GatedDeltaNet2
 from attn_recurrent.gated_deltanet.rule import Rule, one_chunk
+from attn_recurrent.gated_deltanet2 import GatedDeltaNet2
 from attn_recurrent.gated_deltaproduct import GatedDeltaProduct
 from attn_recurrent.mesa_net import MesaNet
 from attn_recurrent.momentum_deltanet import MomentumDeltaNet

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
 
 
 def decayed_pairs(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
     """The result of `by_halves`; in compiled code without its rounds, which are those of one number of tokens."""
+    torch: Any = sys.modules["torch"]  # loaded by the caller; the contract itself needs no tensor library
     if not torch.compiler.is_compiling():
         return by_halves(query, key, faded)
     passed = (faded[..., :, None, :] - faded[..., None, :, :]).clamp(max=0).exp()
-    return (query[..., :, None, :] * key[..., None, :, :] * passed).sum(-1).tril()
+    pairs: Tensor = (query[..., :, None, :] * key[..., None, :, :] * passed).sum(-1).tril()
+    return pairs
 
 
 def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
@@ -22,7 +28,8 @@ def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
     For queries of the second half of a block and keys of the first, the decay between them is split at the middle, so
     that both factors are at most 1. Each half is computed in the same way, down to single tokens.
     """
-    tokens = query.shape[-2]
+    torch: Any = sys.modules["torch"]  # loaded by the caller; the contract itself needs no tensor library
+    pad, tokens = torch.nn.functional.pad, query.shape[-2]
     padding = (1 << (tokens - 1).bit_length()) - tokens
     if padding:
         query, key = (pad(rows, (0, 0, 0, padding)) for rows in (query, key))
@@ -47,10 +54,12 @@ def _joined(pairs: Tensor, query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
 
     `query`, `key` and `faded` are [..., blocks, 2, size, channels].
     """
+    torch: Any = sys.modules["torch"]  # loaded by the caller; the contract itself needs no tensor library
     middle = faded[..., 0, -1:, :]
     late = query[..., 1, :, :] * (faded[..., 1, :, :] - middle).exp()
     early = key[..., 0, :, :] * (middle - faded[..., 0, :, :]).exp()
     across = torch.matmul(late, early.transpose(-1, -2))
     first, second = pairs[..., 0::2, :, :], pairs[..., 1::2, :, :]
     upper = torch.cat([first, torch.zeros_like(across)], dim=-1)
-    return torch.cat([upper, torch.cat([across, second], dim=-1)], dim=-2)
+    joined: Tensor = torch.cat([upper, torch.cat([across, second], dim=-1)], dim=-2)
+    return joined

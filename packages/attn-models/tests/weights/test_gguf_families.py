@@ -355,5 +355,5 @@ def test_rotary_factors_are_unexpected_where_the_config_does_not_describe_them(f
 
 
 def test_every_architecture_is_compared():
-    encoders = {"bert", "nomic-bert"}  # in test_gguf_encoders.py
+    encoders = {"bert", "nomic-bert", "t5"}  # in test_gguf_encoders.py
     assert {case.split(",")[0] for case in CASES} | encoders == {family.name for family in GGUF_FAMILIES}

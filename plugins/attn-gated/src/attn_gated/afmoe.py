@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import (
-    FULL,
-    GROUPED,
-    LLAMA_NAMES,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    kind_keys,
-    listed_kinds,
-)
+from attn_models.adapters.base import FULL, SLIDING, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter, kind_keys, listed_kinds
 
 MATRICES = ("gate", "up", "down")
 EXPERTS = {

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import FULL, SLIDING, required_count
 from attn_models.adapters.family import (
-    FULL,
     GROUPED,
     LLAMA_NAMES,
     QK_NORM,
-    SLIDING,
     FamilyAdapter,
     dense_first,
     kind_keys,

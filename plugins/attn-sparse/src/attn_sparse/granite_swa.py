@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import FULL, SLIDING, required_count
 from attn_models.adapters.families.granite import GraniteAdapter
-from attn_models.adapters.family import FULL, LLAMA_NAMES, SLIDING, kind_keys, listed_kinds
+from attn_models.adapters.family import LLAMA_NAMES, kind_keys, listed_kinds
 from attn_models.attention import layer_attentions
 
 

@@ -11,8 +11,8 @@ from attn_train.tasks.base import Dataset, TrainingTask
 MEASUREMENTS = 3
 """How many bad losses in a row end a training."""
 LEARNED, FACTOR, MARGIN = 1.1, 1.25, 1.0
-"""A loss is bad above `FACTOR` times that of equal probabilities plus `MARGIN` nats, once it was at most `LEARNED` times
-that: far enough that neither the first steps nor a hard batch are taken for a divergence."""
+"""A loss is bad above `FACTOR` times that of equal probabilities plus `MARGIN` nats, once it was at most `LEARNED`
+times that: far enough that neither the first steps nor a hard batch are taken for a divergence."""
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened

@@ -114,7 +114,9 @@ struct Wide : Of {
     const uint8_t* from = (const uint8_t*)one.weights;
     uint8_t* to = (uint8_t*)(((uintptr_t)room.data() + 63) / 64 * 64);
     one.weights = to;
-    for (int g = 0; g < l.inputs / GROUP; g++, from += Of::CODE_BYTES)
+    const size_t codes = codes_of_panel<Of>(l.inputs);
+    for (int g = 0; g < l.inputs / GROUP; g++, from += Of::CODE_BYTES) {
+      for (int i = 0; i < Of::CODE_BYTES; i += 64) __builtin_prefetch(from + codes + i, 0, 2);
 #pragma GCC unroll 8
       for (int i = 0; i < 16 / PLACES; i++) {
         const Ints word[] = {Of::word(from, i)};
@@ -123,6 +125,7 @@ struct Wide : Of {
           to += 64;
         });
       }
+    }
     return one;
   }
 };
@@ -152,8 +155,9 @@ SHARED_CODE static void int16_tile(const Linear& l, const Int16Rows& from, int r
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
           word[p] = Of::word(w + p * codes, half * WORDS + i);
-          // Prefetch the codes of the next panels: hardware prefetching stops at the end of a page of 4 KB.
-          if (ROWS < Shape::INT_ROWS && half * WORDS + i < Of::CODE_BYTES / 64) __builtin_prefetch(w + (p + PANELS) * codes + (half * WORDS + i) * 64, 0, 3);
+          // The first rows fetch the codes of the next panels: hardware prefetching stops at the end of a page of 4 KB.
+          if (Of::FIELD < 16 && row == 0 && half * WORDS + i < Of::CODE_BYTES / 64)
+            __builtin_prefetch(w + (p + PANELS) * codes + (half * WORDS + i) * 64, 0, 3);
         }
         each_pair<Of>(word, [&](int place, const Ints(&codes)[PANELS]) __attribute__((always_inline)) {
 #pragma GCC unroll 16

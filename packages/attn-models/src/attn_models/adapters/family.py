@@ -103,13 +103,13 @@ class FamilyAdapter(StateDictAdapter):
 
     `fields` maps config fields to keys of config.json, `defaults` holds the values of missing keys, `fixed` the fields
     that all models of the family share. `allowed` lists, by key, the only values that are supported. `activations` maps
-    values of `activation_key` to values of `feed_forward`. `rope_base` and `rotary_fraction` are the rotary base and the
+    values of `activation_key` to values of `feed_forward`. `rope_base` and `rotary_fraction` are the base and the
     rotated part of each head where the config.json gives none; the fraction is None where whole heads are rotated, and
-    `rope_keys_outside` holds their keys outside `rope_parameters`.
-    Families with rotary positions for each kind of layer have `ropes` instead, see `ropes_of_kinds`. `mechanism` is
-    that of every layer, "" for softmax attention with the options of `layer_options`. `reads` are further keys that
-    methods read, `option_keys` those of options, for errors, `nulls` keys that are written even where they are null, as
-    their default would apply otherwise. A family whose layers have different mechanisms overrides `layer_mechanism`.
+    `rope_keys_outside` holds their keys outside `rope_parameters`. Families with rotary positions for each kind of
+    layer have `ropes` instead, see `ropes_of_kinds`. `mechanism` is that of every layer, "" for softmax attention with
+    the options of `layer_options`. `reads` are further keys that methods read, `option_keys` those of options, for
+    errors, `nulls` keys that are written even where they are null, as their default would apply otherwise. A family
+    whose layers have different mechanisms overrides `layer_mechanism`.
 
     `names` maps modules (or full parameter names) to those of the checkpoint, where `{}` stands for an expert's number.
     `fused` lists, by checkpoint tensor, the modules that are concatenated in it, within each of `fused_groups` equal

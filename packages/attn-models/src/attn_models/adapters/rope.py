@@ -63,8 +63,8 @@ def read_rope(
     """The rotary positions of a config.json: an object in transformers 5, keys at the top level in 4.
 
     `base` and `fraction`, the rotated part of each head, are those of a config.json without them. With None any
-    `partial_rotary_factor` but 1 is refused: models of such a family ignore it or use it only with some scalings. `keys`
-    are those of both at the top level. Raises `InvalidValue` for two descriptions that differ.
+    `partial_rotary_factor` but 1 is refused: models of such a family ignore it or use it only with some scalings.
+    `keys` are those of both at the top level. Raises `InvalidValue` for two descriptions that differ.
     """
     given = one_rope_of(values)
     top_level = {field: values[key] for field, key in keys.items() if values.get(key) is not None}

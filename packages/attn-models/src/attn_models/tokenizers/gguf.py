@@ -45,14 +45,13 @@ def _pieces_backend(header: GgufHeader, tokens: tuple[str, ...], *, unigram: boo
         raise CheckpointInvalid.of(header.path, "the vocabulary does not have a score and a type for each token")
     if types.count(BYTE_TOKEN) not in ((BYTES, 0) if unigram else (BYTES,)):
         raise CheckpointInvalid.of(header.path, f"{types.count(BYTE_TOKEN)} byte tokens; needed: {BYTES}")
-    unknown, types = _named(header, tokens, "unknown"), list(types)
-    if unknown is not None:
-        types[tokens.index(unknown)] = UNKNOWN_TOKEN
+    unknown = _named(header, tokens, "unknown")
+    kinds = [UNKNOWN_TOKEN if token == unknown else kind for token, kind in zip(tokens, types, strict=True)]
     charsmap = header.integers(CHARSMAP) if CHARSMAP in header.metadata else ()
     if not all(-128 <= number < BYTES for number in charsmap):  # some files have signed bytes
         raise CheckpointInvalid.of(header.path, f"{CHARSMAP} does not consist of bytes")
     return pieces_backend(
-        [Piece(*piece) for piece in zip(tokens, scores, types, strict=True)],
+        [Piece(*piece) for piece in zip(tokens, scores, kinds, strict=True)],
         unigram=unigram,
         charsmap=bytes(number % BYTES for number in charsmap),
         strips=header.flag("tokenizer.ggml.remove_extra_whitespaces", default=unigram),

@@ -91,8 +91,8 @@ def matched(
 
 
 WITHOUT_EFFECT = ("dec.blk.0.cross_attn_rel_b.weight", *(f"blk.0.time_mix_v{part}.weight" for part in range(3)))
-"""Positions of the cross-attention of the first T5 checkpoints, which has none, and a value mix of RWKV-7's first layer,
-which converters copy from another network."""
+"""Positions of the cross-attention of the first T5 checkpoints, which has none, and a network of RWKV-7's first layer,
+which is a copy of another one."""
 SCALED = ("NVFP4",)
 """Types whose tensors may have another one with scales beside them."""
 

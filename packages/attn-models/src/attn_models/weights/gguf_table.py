@@ -179,9 +179,11 @@ def _encoder(header: GgufHeader) -> Keys:
 def _t5(header: GgufHeader) -> Keys:
     """The config.json of a T5, or with position biases in every block of an UMT5.
 
-    Not stored in the file: feed-forwards with a gate have GELU, others ReLU, as llama.cpp computes them.
+    Not stored in the file: feed-forwards with a gate have GELU, others ReLU, as llama.cpp computes them, and only
+    models without gates multiply hidden states before a tied unembedding.
     """
-    layers = layer_count(header)
+    layers, gated = layer_count(header), "enc.blk.0.ffn_gate.weight" in header.tensors
+    tied = "output.weight" not in header.tensors
     return {
         "model_type": "umt5" if "enc.blk.1.attn_rel_b.weight" in header.tensors else "t5",
         "vocab_size": vocabulary_size(header),
@@ -194,8 +196,9 @@ def _t5(header: GgufHeader) -> Keys:
         "n_positions": header.count("t5.context_length"),
         "relative_attention_num_buckets": header.count("t5.attention.relative_buckets_count"),
         "layer_norm_epsilon": number(header, "t5.attention.layer_norm_rms_epsilon"),
-        "feed_forward_proj": "gated-gelu" if "enc.blk.0.ffn_gate.weight" in header.tensors else "relu",
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "tie_word_embeddings": tied,
+        "scale_decoder_outputs": tied and not gated,
         "decoder_start_token_id": header.metadata.get("t5.decoder_start_token_id", 0),
     }
 
@@ -262,6 +265,7 @@ GGUF_FAMILIES = (
         "t5",
         "t5",
         described=_t5,
+        relatives=("umt5",),
         read=frozenset({"attention.layer_norm_epsilon", "attention.relative_buckets_count", "decoder_start_token_id"})
         | {"decoder_block_count"},
     ),

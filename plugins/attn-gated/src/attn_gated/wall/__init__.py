@@ -84,7 +84,7 @@ class Wall(DeclaredMechanism):
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
         """The logarithms of all gates, in float32, because thousands of them are summed."""
-        shapes = {"gate": (config.num_heads, config.head_layout.key_size)}
+        shapes: dict[str, tuple[int, ...]] = {"gate": (config.num_heads, config.head_layout.key_size)}
         if self.Config.of(config).scalar_gate:
             shapes["scalar"] = (config.num_heads,)
         return {name: Field(shape, dtype="float32") for name, shape in shapes.items()}

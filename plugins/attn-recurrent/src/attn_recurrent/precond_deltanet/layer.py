@@ -68,7 +68,7 @@ class PrecondDeltaLayer(GatedDeltaLayer):
         apart = (energies + self.squash_eps).log() - given.center
         return given.key * (-self.squash * apart / (1 + apart.abs())).exp(), energies
 
-    def one_chunk(self, given: Preconditioned, memory: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def one_chunk(self, given: Preconditioned, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs, and the memory with its column of energies, after one chunk of tokens."""
         memory, energy = memory[..., :-1], memory[..., -1]
         key, energies = self.written(given, energy)
@@ -78,7 +78,7 @@ class PrecondDeltaLayer(GatedDeltaLayer):
         )
         return out, torch.cat([memory, energies[:, :, -1, :, None]], dim=-1)
 
-    def effective(self, given: Preconditioned) -> Tensor:  # type: ignore[override]
+    def effective(self, given: Preconditioned) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values of whole sequences in the outputs."""
         key, total = self.written(given, None)[0], given.decay.cumsum(2)
         reach, erased = met(given.query, key, total), met(given.key, key, total, reach=-1)

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import needed, objects_of, require_allowed, required_count
+from attn_models.adapters.base import FULL, SLIDING, needed, objects_of, require_allowed, required_count
 from attn_models.adapters.family import (
-    FULL,
     GROUPED,
     LLAMA_NAMES,
     QK_NORM,
-    SLIDING,
     FamilyAdapter,
     TextOfVisionModel,
     kind_keys,

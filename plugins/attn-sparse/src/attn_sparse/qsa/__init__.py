@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import AttentionSpec, Capability, Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
+from attn_core import AttentionSpec, Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.norms import QkNorm
@@ -74,7 +74,6 @@ class Qsa(Dsa):
         r" \mathrm{ReLU}\left(q^I_{ij} \cdot \mathrm{norm}(\mathrm{mean}(k^I_{[bB, (b+1)B)}))\right)"
     )
     sketch: ClassVar = {"index_heads": 2, "index_size": 8, "top": 4, "block": 2}
-    capabilities = Dsa.capabilities
     Config = QsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from attn_train.data.conversations import rows_in
 from attn_train.data.prompts import Prompt, read_prompts
+from attn_train.data.reading import Reading
 from attn_train.data.rendering import FIELD
-from attn_train.data.shapes import Reading
 from attn_train.data.token_shards.inputs import input_files, split_files, unread
 from attn_train.precision import forward_precision
 from attn_train.rewards import Rewards, Scored

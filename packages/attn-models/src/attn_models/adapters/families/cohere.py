@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import require_allowed, required_count
-from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, FamilyAdapter, periodic_kinds
+from attn_models.adapters.base import FULL, require_allowed, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, FamilyAdapter, periodic_kinds
 
 
 class CohereAdapter(FamilyAdapter):

@@ -9,17 +9,8 @@ from typing import Any, ClassVar
 from attn_core.errors import Incompatible
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import needed, required_count
-from attn_models.adapters.family import (
-    FULL,
-    LLAMA_FIELDS,
-    LLAMA_NAMES,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    kind_keys,
-    periodic_kinds,
-)
+from attn_models.adapters.base import FULL, SLIDING, needed, required_count
+from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, QK_NORM, FamilyAdapter, kind_keys, periodic_kinds
 
 
 class Gemma2Adapter(FamilyAdapter):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import FULL, LLAMA_FIELDS, SLIDING, FamilyAdapter, listed_kinds
+from attn_models.adapters.base import FULL, SLIDING, required_count
+from attn_models.adapters.family import LLAMA_FIELDS, FamilyAdapter, listed_kinds
 
 
 class SeedOssAdapter(FamilyAdapter):

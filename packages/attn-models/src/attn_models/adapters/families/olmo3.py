@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.family import (
-    FULL,
-    LLAMA_FIELDS,
-    LLAMA_NAMES,
-    NORMS_AFTER,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    periodic_kinds,
-)
+from attn_models.adapters.base import FULL, SLIDING
+from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, NORMS_AFTER, QK_NORM, FamilyAdapter, periodic_kinds
 
 
 class Olmo3Adapter(FamilyAdapter):

@@ -8,8 +8,8 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import GATE_UP, LLAMA_FIELDS, QKV, SLIDING, FamilyAdapter, kind_keys
+from attn_models.adapters.base import SLIDING, required_count
+from attn_models.adapters.family import GATE_UP, LLAMA_FIELDS, QKV, FamilyAdapter, kind_keys
 from attn_models.adapters.rope import Rope, long_rope
 
 

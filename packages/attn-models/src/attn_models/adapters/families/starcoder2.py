@@ -7,7 +7,8 @@ from typing import Any
 
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.family import GELUS, GROUPED, LLAMA_NAMES, SLIDING, FamilyAdapter, kind_keys
+from attn_models.adapters.base import SLIDING
+from attn_models.adapters.family import GELUS, GROUPED, LLAMA_NAMES, FamilyAdapter, kind_keys
 
 
 class Starcoder2Adapter(FamilyAdapter):
