@@ -22,9 +22,9 @@ from attn_schema.decoder import DecoderConfig
 from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.block import Block, SharedKeyValues, build_block
+from attn_models.decoder.block import Block, SharedKeyValues, SharedTokens, build_block
 from attn_models.decoder.layers import build_norm, initialise, normed_sum
-from attn_models.decoder.packing import SharedTokens, drops, packed_rows, packs
+from attn_models.decoder.packing import drops, packed_rows, packs
 from attn_models.losses import capped, linear_cross_entropy, linear_losses, losses, mean_loss
 
 
