@@ -2,11 +2,13 @@
 
 Files have random weights in the shapes of published models (`common_shapes.py`), which read and multiply like real
 ones. Every system loads a file in a process of its own and then takes its turn at each measurement; rates are medians
-of the rounds, in tokens per second. A round in which other processes had more than a tenth of a processor is left out.
+of the rounds, in tokens per second. A round in which other processes had more than a tenth of a processor is left out;
+on a machine that is never quiet, `--processor-time` measures the processor time of one thread.
 
 Beside each rate is what it amounts to: for decoding, the bytes that are read (the weights once for every step, keys and
 values in float32) as a share of those that a copy of a large tensor moves in the same time; for prompts, the
-multiplications and additions of linear layers as a share of torch's int8 product. `load` is the seconds from the call
+multiplications and additions of linear layers as a share of those that the chip makes of int16 in registers (a loop of
+the kernels' own instruction, compiled for it). `load` is the seconds from the call
 that opens a file to a first token, for the first opening and the second; `memory` is that of the process in MB, without
 pages of files.
 
@@ -36,7 +38,9 @@ from report import write_report
 NODE = """
 import {getLlama} from "node-llama-cpp";
 import {createInterface} from "readline";
-const {model: modelPath, threads, vocabulary} = JSON.parse(process.argv[2]);
+const {model: modelPath, threads, vocabulary, processor} = JSON.parse(process.argv[2]);
+const worked = () => { const {user, system} = process.cpuUsage(); return (user + system) / 1e3; };
+const now = processor ? worked : () => performance.now();
 const llama = await getLlama({gpu: false, build: "never", maxThreads: threads, logLevel: "error"});
 let model, context, of = "";
 const ids = (count, first) => Array.from({length: count}, (_, i) => i ? 7 + 13 * i % (vocabulary - 500) : 300 + first);
@@ -48,23 +52,23 @@ async function opened(batch, tokens) {
   return context;
 }
 async function measured({op, batch = 1, depth = 1, count = 1}) {
-  const start = performance.now();
+  const start = now();
   if (op === "load") {
     model ??= await llama.loadModel({modelPath});
     depth = 1, count = 1;
   }
   const found = await opened(batch, depth + count + 8);
   const sequences = Array.from({length: batch}, () => found.getSequence());
-  const begun = performance.now(), firsts = [];
+  const begun = now(), firsts = [];
   const run = async (sequence, i) => {
     let made = 0;
     for await (const _ of sequence.evaluate(ids(depth, i), {temperature: 0, yieldEogToken: true})) {
-      if (++made === 1) firsts.push(performance.now());
+      if (++made === 1) firsts.push(now());
       if (made >= count) break;
     }
   };
   await Promise.all(sequences.map(run));
-  const end = performance.now();
+  const end = now();
   sequences.forEach((s) => s.dispose());
   if (op === "load") return (end - start) / 1e3;
   return op === "prompt" ? (end - begun) / 1e3 : (end - Math.max(...firsts)) / 1e3;
@@ -73,6 +77,10 @@ for await (const line of createInterface({input: process.stdin}))
   console.log(JSON.stringify({seconds: await measured(JSON.parse(line))}));
 process.exit(0);
 """
+
+
+clock = time.perf_counter
+"""What measures the seconds of this process; `time.process_time` with `--processor-time`."""
 
 
 def ids(count: int, first: int, vocabulary: int) -> list[int]:
@@ -93,7 +101,7 @@ class Ours:
 
     def __call__(self, op: str, batch: int = 1, depth: int = 1, count: int = 1) -> float:
         """The seconds of a measurement."""
-        start = time.perf_counter()
+        start = clock()
         if op == "load":
             self._loaded = None
             self._loaded = self._load()
@@ -105,13 +113,13 @@ class Ours:
         for i in range(batch):
             prompt = tuple(ids(depth, i, self._loaded.model.vocab_size))
             engine.submit(Request(id=str(i), token_ids=prompt, params=task))
-        begun, waiting = time.perf_counter(), {str(i) for i in range(batch)}
+        begun, waiting = clock(), {str(i) for i in range(batch)}
         while waiting:
             waiting -= {event.request_id for event in engine.step() if event.delta.tokens}
-        first = time.perf_counter()
+        first = clock()
         while not engine.idle:
             engine.step()
-        end = time.perf_counter()
+        end = clock()
         return end - start if op == "load" else first - begun if op == "prompt" else end - first
 
 
@@ -129,7 +137,7 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
-        start = time.perf_counter()
+        start = clock()
         if op == "load":
             found = AutoModelForCausalLM.from_pretrained(
                 self._file.parent, gguf_file=self._file.name, dtype=self._dtype, local_files_only=True
@@ -137,14 +145,14 @@ class Transformers:
             self._model = found.eval()
         model: Any = self._model
         rows = torch.tensor([ids(depth, i, model.config.vocab_size) for i in range(batch)])
-        begun = time.perf_counter()
+        begun = clock()
         with torch.inference_mode():
             out = model(rows, use_cache=True, logits_to_keep=1)
-            first = time.perf_counter()
+            first = clock()
             for _ in range(count - 1):
                 token = out.logits[:, -1:].argmax(-1)
                 out = model(token, past_key_values=out.past_key_values, use_cache=True)
-        end = time.perf_counter()
+        end = clock()
         return end - start if op == "load" else first - begun if op == "prompt" else end - first
 
 
@@ -200,6 +208,24 @@ class Child:
         self._process.wait()
 
 
+PEAK = """
+#include "simd.hpp"
+extern "C" void products(int64_t rounds, int threads, const int8_t* inputs, int32_t* out) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Ints codes = all_ints(7);
+    Ints sums[6] = {codes, codes, codes, codes, codes, codes};
+    for (int64_t i = 0; i < rounds; i++)
+#pragma GCC unroll 6
+      for (int j = 0; j < 6; j++) sums[j] = add_pairs(sums[j], codes, fours_of(inputs + i % 64 + 4 * j));
+    Ints whole = sums[0];
+    for (int j = 1; j < 6; j++) whole = add_ints(whole, sums[j]);
+#pragma omp atomic
+    *out += sum_of_ints(whole);
+  }
+}
+"""
+
 MEASUREMENTS = {
     "decode, batch 1": {"op": "decode", "batch": 1, "depth": 16, "count": 20},
     "decode, batch 8": {"op": "decode", "batch": 8, "depth": 16, "count": 10},
@@ -224,25 +250,36 @@ def fastest(run: Callable[[], object]) -> float:
     """The seconds of the fastest of some runs."""
     taken = []
     for _ in range(6):
-        start = time.perf_counter()
+        start = clock()
         run()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return min(taken)
 
 
-def ceilings(threads: int) -> dict[str, float]:
-    """What this machine can do: the GB/s that a copy moves, and 10^9 multiplications and additions of int8 a second."""
+def peak_of_products(threads: int, work: Path) -> float:
+    """10^9 multiplications and additions of int16 a second, each counted, in registers."""
+    import ctypes
+
+    from attn_kernels_cpu import chip, compiling
+
+    program, isa, source, library = compiling.compiler(), chip.candidates()[0], work / "peak.cpp", work / "peak.so"
+    source.write_text(PEAK)
+    options = [*compiling.OPTIONS, *isa.options, "-I", str(compiling.SOURCES)]
+    subprocess.run([str(program), *options, str(source), "-o", str(library)], check=True)
+    products, rounds = ctypes.CDLL(str(library)).products, 1 << 22
+    inputs, out = ctypes.create_string_buffer(128), ctypes.c_int32()
+    seconds = fastest(lambda: products(ctypes.c_int64(rounds), threads, inputs, ctypes.byref(out)))
+    return 2 * 32 * 6 * rounds * threads / seconds / 1e9
+
+
+def ceilings(threads: int, work: Path) -> dict[str, float]:
+    """What this machine can do: GB/s that a copy moves, and 10^9 multiplications and additions of int16 a second."""
     import torch
 
     torch.set_num_threads(threads)
     source, target = torch.zeros(1 << 27), torch.ones(1 << 27)
-    left, right = (torch.ones(2048, 2048, dtype=torch.int8) for _ in range(2))
-    multiply = torch._int_mm  # noqa: SLF001 -- the only product of int8 that torch has
     copied = 2 * source.nbytes / fastest(lambda: target.copy_(source)) / 1e9
-    return {
-        "copy_gb_s": round(copied, 1),
-        "int8_gop_s": round(2 * 2048**3 / fastest(lambda: multiply(left, right)) / 1e9),
-    }
+    return {"copy_gb_s": round(copied, 1), "int16_gop_s": round(peak_of_products(threads, work))}
 
 
 def shares(
@@ -251,7 +288,7 @@ def shares(
     """The share of the machine's bandwidth or products that a rate amounts to, for a file of `size` bytes."""
     if measurement["op"] == "prompt":
         linear = shape.multiplied - shape.vocabulary * shape.width
-        return {"share_of_int8": round(2 * linear * rate / 1e9 / most["int8_gop_s"], 3)}
+        return {"share_of_int16": round(2 * linear * rate / 1e9 / most["int16_gop_s"], 3)}
     kept = 2 * shape.layers * shape.kv_heads * shape.head_size * 4 * measurement["depth"] * measurement["batch"]
     read = size * shape.multiplied / sum(o * i for _, o, i in shape.matrices()) + kept
     return {"share_of_copy": round(read * rate / measurement["batch"] / 1e9 / most["copy_gb_s"], 3)}
@@ -259,11 +296,13 @@ def shares(
 
 def commands(args: argparse.Namespace, file: Path, work: Path, vocabulary: int) -> Iterator[tuple[str, list[str]]]:
     """The systems that measure this file, with the commands that start them."""
-    own = [sys.executable, __file__, str(file.parent), "--threads", str(args.threads), "--child"]
+    own = [sys.executable, __file__, str(file.parent), "--threads", str(args.threads)]
+    own += ["--processor-time", "--child"] if args.processor_time else ["--child"]
     for form in ("auto", "int8")[: args.forms]:
         yield f"attn, {form}", [*own, "attn", form, str(file)]
     if args.llamacpp:
         given = {"model": str(file), "threads": args.threads, "vocabulary": vocabulary}
+        given["processor"] = args.processor_time
         yield "llama.cpp", ["node", str(work / "peer.mjs"), json.dumps(given)]
     if args.transformers:
         yield "transformers, bfloat16", [*own, "transformers", "bfloat16", str(file)]
@@ -303,7 +342,7 @@ def in_turn(args: argparse.Namespace, children: dict[str, Child]) -> Iterator[di
         for turn in range(args.rounds + 1):
             for system, child in children.items():
                 seconds, others = child.ask(**measurement)
-                if turn and others <= BUSY:  # the first round warms up
+                if turn and (others <= BUSY or args.processor_time):  # the first round warms up
                     rates[system].append(tokens_of(measurement) / seconds)
         peer = statistics.median(rates["llama.cpp"] or [0.0])
         for system in children:
@@ -325,19 +364,24 @@ def main() -> None:
     p.add_argument("--forms", type=int, choices=(1, 2), default=2, help="1: only one form of attn's weights")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--processor-time", action="store_true", help="seconds of one thread's work, on a busy machine")
     p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
     p.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = p.parse_args()
+    global clock  # noqa: PLW0603 -- one for the process
+    clock = time.process_time if args.processor_time else time.perf_counter
     if args.child:
         return serve(args)
     cores = len(os.sched_getaffinity(0))
     if args.threads > cores:
         p.error(f"--threads: {args.threads} is more than the {cores} cores that this process may use")
+    if args.processor_time and args.threads > 1:
+        p.error("--processor-time: only with --threads 1, as threads work while they wait for one another")
     if args.tokenizer is None:
         p.error("--tokenizer: needed, for the vocabulary of the files")
-    most = ceilings(args.threads)
-    facts = {"question": "tokens a second", "threads": args.threads, **most}
     with tempfile.TemporaryDirectory() as work:
+        most = ceilings(args.threads, Path(work))
+        facts = {"question": "tokens a second", "threads": args.threads, "processor_time": args.processor_time, **most}
         write_report("common_models_cpu", facts, rows(args, most, Path(work)), args.out)
     return None
 

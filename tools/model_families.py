@@ -29,12 +29,8 @@ from attn_testing.memory import stepped_logits
 
 README = workspace.ROOT / "packages" / "attn-models" / "README.md"
 BEGIN, END = "<!-- families: python tools/model_families.py --write -->", "<!-- end of families -->"
-GGUF = {family.model_type: family.name for family in (*GGUF_FAMILIES, *JOINED_FAMILIES)} | {
-    "deepseek_v3": "deepseek2",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "olmo3": "olmo2",
-}
+READ = (*GGUF_FAMILIES, *JOINED_FAMILIES)
+GGUF = {name: family.name for family in READ for name in (family.model_type, *family.relatives)} | {"olmo3": "olmo2"}
 HEADER = "| `model_type` | kind | GGUF | largest difference to transformers | file, lines |\n|---|---|---|---|---|"
 
 

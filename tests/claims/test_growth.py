@@ -45,15 +45,18 @@ QUADRATIC = (
     "local_p", "location", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "parallax", "positions_added",
     "positions_concatenated", "qk_l2_norm", "qk_norm", "relative_bias", "rope", "sampled", "shaw", "sigmoid", "sink",
     "soft_cap", "softmax_one", "sparsemax", "stick_breaking", "t5_bias", "visual_hard", "visual_soft",
+    "wall",
 )
 LINEAR = (
-    "comba", "deltanet", "efficient", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "lightning", "linear",
-    "mamba2", "ntm", "performer", "retnet", "rwkv7", "rwkv7_channel", "short_conv",
+    "comba", "deltanet", "efficient", "gated_deltanet", "gated_deltanet2", "gated_deltaproduct", "gla", "kda",
+    "lightning", "linear", "mamba2", "mesa_net", "momentum_deltanet", "ntm", "performer", "precond_deltanet", "retnet",
+    "rwkv7", "rwkv7_channel", "short_conv",
 )
 # fmt: on
 EXPONENTS: dict[str, tuple[float, Options]] = {
     **dict.fromkeys(QUADRATIC, (2.0, always())),
     **dict.fromkeys(LINEAR, (1.0, always())),
+    "disentangled": (2.0, always(buckets=4, max_distance=8)),
     "mla": (2.0, always(latent=8, rotary_size=4)),
     "path": (2.0, always(rank=4, block=8)),
     "transmla": (2.0, always(latent=8)),
@@ -68,6 +71,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "moba": (1.5, lambda length: {"block": root(length), "top": 2}),
     "compressed": (1.5, lambda n: compressed(window=root(n), every=root(n))),
     "nsa": (1.5, lambda n: dict.fromkeys(("compress", "stride", "select", "window"), root(n)) | {"top": 2}),
+    "qsa": (1.5, lambda n: {"block": root(n), "top": 2 * root(n), "index_heads": 1, "index_size": 4}),
     "routing": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
     "routing_causal": (1.5, lambda length: {"clusters": root(length), "window": root(length)}),
     "sinkhorn_causal": (1.5, lambda length: {"block": root(length)}),

@@ -96,22 +96,29 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
 
 
 @EVERY_MECHANISM
-def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name: str) -> None:
-    """In float32, with prompts in chunks, shared prefixes and batches of all sizes: the importance ratio of
-    reinforcement learning is 1 before the first update."""
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name: str, precision: str) -> None:
+    """With prompts in chunks, shared prefixes and batches of all sizes: the importance ratio of reinforcement learning
+    is 1 before the first update, but for what 16 bits round in another order."""
     model = decoder(name).eval()
     config = EngineConfig(kv_cache="shared", max_num_seqs=8, max_num_batched_tokens=24)
     engine = build_engine(model, config=config)
     params = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=5, top_logprobs=0)
-    asked = requests()
-    told = logprobs(engine, [replace(one, params=params) for one in asked])
+    asked, apart = requests(), []
+    with forward_precision(precision, torch.device("cpu")):
+        told = logprobs(engine, [replace(one, params=params) for one in asked])
     if not samples_keys(model):  # which attends to other keys in training
         model.train()
     for one in asked:
         ids = torch.tensor([[*one.token_ids, *(token for token, _ in told[one.id])]])
-        trained = model(ids[:, :-1])[0, -8:].log_softmax(-1).gather(1, ids[0, -8:, None])[:, 0]
+        with forward_precision(precision, ids.device):
+            trained = model(ids[:, :-1])[0, -8:].log_softmax(-1).gather(1, ids[0, -8:, None])[:, 0]
         sampled = torch.tensor([logprob for _, logprob in told[one.id]])
-        assert (trained - sampled).abs().max() < 2e-6
+        apart.append((trained - sampled).abs())
+    if precision == "float32":
+        assert torch.cat(apart).max() < 2e-6
+    else:
+        assert torch.cat(apart).mean() < 1e-3
 
 
 @EVERY_MECHANISM

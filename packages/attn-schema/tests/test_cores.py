@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from attn_schema.cores import usable_cores
+from attn_schema.cores import usable_cores, usable_memory
 
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -43,3 +43,13 @@ def test_without_a_limit_all_cores_that_the_process_may_run_on_are_used(tmp_path
 
 def test_where_nothing_can_be_read_all_cores_are_used(tmp_path):
     assert usable_cores(tmp_path / "none", tmp_path / "neither") == HERE
+
+
+def test_memory_is_that_of_the_machine_or_of_the_tightest_group(tmp_path):
+    machine = usable_memory(tmp_path / "none", tmp_path / "neither")
+    assert 1 << 28 < machine == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "membership").write_text("0::/box/inner\n")
+    for folder, text in (("box/inner", "max\n"), ("box", "123456789\n"), (".", f"{1 << 62}\n")):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "memory.max").write_text(text)
+    assert usable_memory(tmp_path, tmp_path / "membership") == 123456789

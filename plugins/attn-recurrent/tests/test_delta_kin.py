@@ -1,7 +1,9 @@
-"""Gated DeltaProduct and Comba beside the plain torch functions of fla-core, and what only they guarantee."""
+"""The kin of Gated DeltaNet beside the plain torch functions of fla-core, and what only they guarantee."""
 
 import importlib.metadata
 import importlib.util
+import sys
+import types
 
 import pytest
 import torch
@@ -10,9 +12,13 @@ from attn_core.errors import InvalidValue
 from attn_recurrent.comba import Comba
 from attn_recurrent.gated_deltanet import GatedDeltaNet
 from attn_recurrent.gated_deltanet.rule import Rule, one_chunk
+from attn_recurrent.gated_deltanet2 import GatedDeltaNet2
 from attn_recurrent.gated_deltaproduct import GatedDeltaProduct
+from attn_recurrent.mesa_net import MesaNet
+from attn_recurrent.momentum_deltanet import MomentumDeltaNet
+from attn_recurrent.precond_deltanet import PrecondDeltaNet
 from attn_testing import Agreement
-from torch.nn.functional import conv1d, silu, softplus
+from torch.nn.functional import conv1d, logsigmoid, silu, softplus
 
 WIDTH, HEADS, KEY, VALUE, TOKENS = 16, 4, 4, 6, 20
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS}
@@ -36,12 +42,12 @@ def drawn(mechanism, options):
     return layer
 
 
-def projected(layer, rows, writes=1):
-    """Queries, keys, values, log decays and sigmoids of strengths [batch, tokens (· writes), heads, ...]."""
+def convolved(layer, rows, writes=1):
+    """Queries, keys and values [batch, tokens (· writes), heads, size]."""
     joined = torch.cat([layer.query(rows), layer.key(rows), layer.value(rows)], dim=-1)
     taps, channels = layer.filters.shape[1], layer.filters.shape[0]
     mixed = conv1d(joined.transpose(1, 2), layer.filters[:, None], padding=taps - 1, groups=channels)
-    query, key, value = (
+    return [
         part.unflatten(-1, (count, HEADS, -1)).flatten(1, 2)
         for part, count in zip(
             silu(mixed[..., : rows.shape[1]]).transpose(1, 2).split(
@@ -50,7 +56,12 @@ def projected(layer, rows, writes=1):
             (1, writes, writes),
             strict=True,
         )
-    )  # fmt: skip
+    ]  # fmt: skip
+
+
+def projected(layer, rows, writes=1):
+    """Queries, keys, values, log decays and sigmoids of strengths [batch, tokens (· writes), heads, ...]."""
+    query, key, value = convolved(layer, rows, writes)
     decay = -layer.rate.exp() * softplus(layer.fade(rows) + layer.fade_bias)
     return query, key, value, decay, layer.strength(rows).sigmoid().unflatten(-1, (writes, HEADS)).flatten(1, 2)
 
@@ -102,13 +113,94 @@ def test_the_closed_loop_is_that_of_fla(record_property):
     agrees(record_property, layer, peer, "fla-core naive_chunk_comba", "comba")
 
 
+@pytest.mark.oracle
+def test_separate_gates_are_those_of_fla(record_property):
+    layer = drawn(GatedDeltaNet2(), {"allow_neg_eigval": True, "rank": 5})
+
+    def peer(rows):
+        query, key, value = convolved(layer, rows)
+        rates = layer.rate.exp()[:, None]
+        decay, erase = (part.unflatten(-1, (HEADS, KEY)) for part in (
+            layer.fade(rows) + layer.fade_bias, layer.strength(rows)[..., : HEADS * KEY]))  # fmt: skip
+        write = layer.strength(rows)[..., HEADS * KEY :].unflatten(-1, (HEADS, VALUE)).sigmoid()
+        out, _ = naive("gdn2").naive_recurrent_gdn2(
+            unit(query), unit(key), value, -rates * softplus(decay), 2 * erase.sigmoid(), write
+        )
+        return finished(layer, out, layer.gate(rows).sigmoid())
+
+    agrees(record_property, layer, peer, "fla-core naive_recurrent_gdn2", "gated_deltanet2")
+
+
+@pytest.mark.oracle
+def test_preconditioned_writes_are_those_of_fla(record_property):
+    layer = drawn(PrecondDeltaNet(), {"allow_neg_eigval": True})
+
+    def peer(rows):
+        query, key, value = convolved(layer, rows)
+        decay = -layer.rate.exp() * softplus(layer.fade(rows) + layer.fade_bias)
+        strength = layer.strength(rows).sigmoid()
+        out, *_ = naive("precond_gated_delta_rule").naive_recurrent_precond_gated_delta_rule(
+            unit(query), unit(key), value, decay[..., HEADS:], decay[..., :HEADS], strength[..., HEADS:],
+            2 * strength[..., :HEADS], log_atk_scale=layer.center,
+        )  # fmt: skip
+        return finished(layer, out, silu(layer.gate(rows)))
+
+    name = "fla-core naive_recurrent_precond_gated_delta_rule"
+    agrees(record_property, layer, peer, name, "precond_deltanet")
+
+
+@pytest.mark.oracle
+def test_momentum_is_that_of_fla(record_property, monkeypatch):
+    layer = drawn(MomentumDeltaNet(), {})
+    # The file takes one name of a package that only its other function uses.
+    monkeypatch.setitem(sys.modules, "einops", types.SimpleNamespace(rearrange=None))
+    oracle = naive("momentum_delta_rule").recurrent_momentum_delta_rule_ref
+
+    def peer(rows):
+        query, key, value = convolved(layer, rows)
+        query, key = unit(query - layer.correction.exp()[:, None] * key), unit(key)
+        decay, fading = (-layer.rate.exp() * softplus(layer.fade(rows) + layer.fade_bias)).split(HEADS, -1)
+        strength, step = layer.strength(rows).split(HEADS, -1)
+        step = (step / WIDTH**0.5).tanh() + 1
+        angle = torch.arctan(step * layer.factor.exp())
+        decay = (angle.cos() ** 2).log() + decay
+        out, _ = oracle(
+            query, key, value, decay, fading.clamp(min=-2.0), decay.exp()[..., None] * key,
+            angle.sin() ** 2 * strength.sigmoid(), step,
+        )  # fmt: skip
+        return finished(layer, out, silu(layer.gate(rows)))
+
+    agrees(record_property, layer, peer, "fla-core recurrent_momentum_delta_rule_ref", "momentum_deltanet")
+
+
+@pytest.mark.oracle
+def test_regression_is_that_of_fla(record_property, monkeypatch):
+    layer = drawn(MesaNet(), {"value_size": KEY, "lambda_lower_bound": 0.1})
+    monkeypatch.setitem(sys.modules, "einops", types.SimpleNamespace(rearrange=None))
+    oracle = naive("mesa_net").naive_mesa_net_exact
+
+    def peer(rows):
+        joined = torch.cat([layer.query(rows), layer.key(rows)], dim=-1)
+        taps, channels = layer.filters.shape[1], len(layer.filters)
+        mixed = conv1d(joined.transpose(1, 2), layer.filters[:, None], padding=taps - 1, groups=channels)
+        query, key = silu(mixed[..., : rows.shape[1]]).transpose(1, 2).unflatten(-1, (2, HEADS, KEY)).unbind(2)
+        out, *_ = oracle(
+            unit(query), unit(key), layer.value(rows).unflatten(-1, (HEADS, KEY)),
+            logsigmoid(layer.fade(rows) + layer.fade_bias), (softplus(layer.ridge) + 0.1).view(HEADS, KEY),
+            layer.strength(rows).sigmoid(),
+        )  # fmt: skip
+        return finished(layer, out, 1)
+
+    agrees(record_property, layer, peer, "fla-core naive_mesa_net_exact", "mesa_net")
+
+
 def test_two_reflections_swap_what_the_memory_holds_for_two_keys():
     """(I - 2uuᵀ) for u = (e₁ - e₂) / √2 exchanges two coordinates, which no positive β below 2 does."""
     swap = torch.tensor([[1.0, -1.0]]) * 0.5**0.5
     memory = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
     zeros = torch.zeros(1, 1, 1, 2)
     rule = Rule(zeros, swap[None, None], zeros, torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1, 1), 2.0))
-    torch.testing.assert_close(one_chunk(rule, memory)[1], memory.flip(2))
+    torch.testing.assert_close(one_chunk(rule.writes(), memory)[1], memory.flip(2))
 
 
 def test_fast_decays_give_finite_outputs_and_gradients():

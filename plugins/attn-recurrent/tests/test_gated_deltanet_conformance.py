@@ -23,3 +23,23 @@ class TestGatedDeltaProduct(MechanismLaws):
 class TestComba(MechanismLaws):
     mechanism = "comba"
     options = {"key_heads": 2, "value_size": 6}
+
+
+class TestGatedDeltaNet2(MechanismLaws):
+    mechanism = "gated_deltanet2"
+    options = {"key_heads": 2, "value_size": 6, "rank": 3, "allow_neg_eigval": True}
+
+
+class TestPrecondDeltaNet(MechanismLaws):
+    mechanism = "precond_deltanet"
+    options = {"key_heads": 2, "value_size": 6, "allow_neg_eigval": True}
+
+
+class TestMomentumDeltaNet(MechanismLaws):
+    mechanism = "momentum_deltanet"
+    options = {"key_heads": 2, "value_size": 6}
+
+
+class TestMesaNet(MechanismLaws):
+    mechanism = "mesa_net"
+    options = {"key_heads": 2, "value_size": 6, "chunk": 128}

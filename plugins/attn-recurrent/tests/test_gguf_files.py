@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import gguf
 import numpy as np
 import pytest
 import torch
+from attn_core import installed
+from attn_models.adapters.state_dict import stored_shapes
 from attn_models.loading import load_model
 from attn_models.sources import convert
 from attn_models.tokenizers.vocabulary import byte_of_character
 from attn_testing.families import NARROW
+from safetensors.torch import save_file
 
 transformers = pytest.importorskip("transformers")
 
@@ -131,3 +136,81 @@ def test_a_file_gives_the_logits_of_transformers(name, tmp_path):
         ours = load_model(convert(tmp_path / "tiny.gguf", tmp_path / "ours", "float32")).model
         tokens = torch.randint(len(TOKENS), (2, 17))
         torch.testing.assert_close(ours(tokens), model(tokens).logits, rtol=1e-5, atol=5e-5)
+
+
+RWKV7 = {
+    "model_type": "rwkv7",
+    "architectures": ["RWKV7ForCausalLM"],
+    "vocab_size": len(TOKENS),
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+    "num_heads": 2,
+    "intermediate_size": 256,
+    "max_position_embeddings": 64,
+    **{f"{name}_low_rank_dim": rank for name, rank in {"decay": 32, "a": 16, "gate": 48, "v": 8}.items()},
+}
+# What llama.cpp's converter renames before it looks a name up.
+SPELLED = {"attn": "attention", "ffn_norm": "ln2", "g_norm": "ln_x", "ffn": "feed_forward"}
+SPELLED |= {"_lora.lora.0.weight": "1.weight", "_lora.lora.2.weight": "2.weight", "_lora.lora.2.bias": "0.weight"}
+
+
+def as_converted(tensors: dict[str, torch.Tensor]):
+    """The names and tensors of RWKV-7 in a file; its first layer has a copy of the rates as its value mix."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.RWKV7, 2)
+    for theirs, tensor in tensors.items():
+        name = theirs
+        for one, other in SPELLED.items():
+            name = name.replace(one, other)
+        layer, _, mix = name.partition(".attention.x_")
+        if mix == "r":
+            mixes = [tensors[f"{theirs[:-1]}{letter}"] for letter in "rwkvag"]
+            yield f"blk.{layer.rpartition('.')[2]}.time_mix_lerp_fused.weight", torch.stack(mixes)
+        if mix:
+            continue
+        found = names.get_name(name, (".weight", ".bias"))
+        found += "" if found.endswith(("weight", "bias")) else ".weight"
+        kept = tensor.flatten() if name.endswith("r_k") else tensor.squeeze()
+        yield found, kept
+        if found.startswith("blk.0.time_mix_a"):
+            yield found.replace("mix_a", "mix_v"), kept
+
+
+def test_a_file_of_rwkv7_gives_the_logits_of_its_folder(tmp_path) -> None:
+    adapter = installed().adapters.get("rwkv7")
+    config = adapter.from_hf_config(RWKV7)
+    shapes = {name: tuple(tensor.shape) for name, tensor in adapter.build(config).state_dict().items()}
+    torch.manual_seed(0)
+    tensors = {
+        name: torch.rand(shape) if ".x_" in name else 0.2 * torch.randn(shape) + float("norm.weight" in name)
+        for name, (shape, _) in stored_shapes(adapter.layout(config), shapes).items()
+    }
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(RWKV7))
+    save_file(tensors, tmp_path / "theirs" / "model.safetensors")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
+    writer.add_context_length(64)
+    writer.add_embedding_length(128)
+    writer.add_block_count(2)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_wkv_head_size(64)
+    writer.add_decay_lora_rank(32)
+    writer.add_iclr_lora_rank(16)
+    writer.add_value_residual_mix_lora_rank(8)
+    writer.add_gate_lora_rank(48)
+    writer.add_feed_forward_length(256)
+    writer.add_head_count(0)
+    writer.add_tokenizer_model("rwkv")
+    writer.add_token_list(["<s>", *(repr(bytes([byte]))[2:-1] for byte in range(256)), "he"])
+    writer.add_token_types([3] + [1] * 257)
+    for name, tensor in as_converted(tensors):
+        writer.add_tensor(name, np.ascontiguousarray(tensor.numpy()))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        step()
+    writer.close()
+    theirs, tokens = load_model(tmp_path / "theirs"), torch.randint(len(TOKENS), (2, 19))
+    for dtype in ("float32", "stored"):
+        ours = load_model(convert(tmp_path / "m.gguf", tmp_path / dtype, dtype))
+        with torch.no_grad():
+            torch.testing.assert_close(ours.model(tokens), theirs.model(tokens), rtol=0, atol=1e-6)
+    assert ours.tokenizer.encode("hehé") == [257, 105, 196, 170]

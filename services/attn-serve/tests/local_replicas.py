@@ -64,7 +64,7 @@ class LocalGroup(Replicas):
         pass
 
     async def _addresses(self) -> list[ReplicaAddress]:
-        return [server.address for server in self.servers]
+        return [address for server in self.servers if (address := server.address_now()) is not None]
 
 
 class LocalReplicas:

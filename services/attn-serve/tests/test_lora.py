@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
+import gguf
 import grpc
 import pytest
+import torch
 from asking_inference import ask, complete, refused
 from attn.v1 import model_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_engine.client import TextTask
 from attn_engine.in_process import InProcess
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import load_model, save_model
 from attn_schema import EngineConfig, Prompt, SamplingParams
 from low_rank import make_adapter
 
@@ -160,3 +165,35 @@ async def test_beams_samples_and_drafts_of_an_adapter_are_those_of_its_merged_mo
     finally:
         await base.stop(0)
         await merged.stop(0)
+
+
+async def test_an_adapter_in_a_gguf_file_is_served_as_merged_weights(
+    models: ModelServiceStub, stub: InferenceServiceStub, home: Path, tmp_path: Path
+) -> None:
+    tiny = load_model(home / "models" / "tiny")
+    torch.manual_seed(5)
+    llama = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "bias": False, "mechanism": "gqa"}
+    model = Decoder(dataclasses.replace(tiny.config, **llama, num_kv_heads=None, tie_word_embeddings=False))
+    save_model(home / "models" / "llama", model, tiny.tokenizer, layout="llama")
+    writer = gguf.GGUFWriter(tmp_path / "adapter.gguf", "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 4.0)
+    for layer, block in enumerate(model.blocks):
+        value = block.attention.value.weight
+        down, up = torch.randn(2, value.shape[1]), torch.randn(len(value), 2)
+        value.data += 4.0 / 2 * up @ down
+        for leaf, factor in (("lora_a", down), ("lora_b", up)):
+            writer.add_tensor(f"blk.{layer}.attn_v.weight.{leaf}", factor.numpy())
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        step()
+    writer.close()
+    save_model(home / "models" / "llama-merged", model, tiny.tokenizer, layout="llama")
+    await load(models, "llama", quantization="none")
+    await load(models, "llama-merged", quantization="none")
+    await load(models, "from-gguf", str(tmp_path / "adapter.gguf"), base="llama")
+    wanted = {"temperature": 0.0, "max_new_tokens": 24}
+    plain, given, merged = [
+        await complete(stub, ask("To be", name, **wanted)) for name in ("llama", "from-gguf", "llama-merged")
+    ]
+    assert given == merged != plain

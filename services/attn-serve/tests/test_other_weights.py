@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from attn_core.errors import (
     CheckpointInvalid,
     Incompatible,
     InvalidValue,
+    OutOfCapacity,
     PermissionDenied,
     Unavailable,
     WrongState,
 )
-from attn_engine.client import TextTask
+from attn_engine.client import EngineClient, TextTask
+from attn_engine.in_process import InProcess
 from attn_gateway import GatewaySettings, serving
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
@@ -30,6 +33,7 @@ from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig, ModelState, Prompt, SamplingParams
 from attn_schema.decoder import DecoderConfig
 from attn_serve.child_process import ChildProcess
+from local_replicas import LocalGroup
 from low_rank import make_adapter
 from safetensors import safe_open
 from safetensors.torch import load, save
@@ -140,6 +144,92 @@ async def test_requests_that_run_finish_with_the_old_weights_or_are_aborted(
     assert ("".join(told) == alone) is (seconds > 0)
 
 
+async def said(engine: EngineClient) -> str:
+    return "".join(
+        [delta.text async for delta in engine.generate(TextTask(prompt=Prompt(text="To be"), params=GREEDY))]
+    )
+
+
+async def refuses(*_: object) -> None:
+    raise OutOfCapacity("no memory for a second model")
+
+
+async def said_by_each(replicas: LocalGroup) -> list[str]:
+    """What each replica says, asked on its own."""
+    task, found = TextTask(prompt=Prompt(text="To be"), params=GREEDY), []
+    for server in replicas.servers:
+        asked = replicas._replicas[server.address.id]
+        own = replace(task, id=server.address.id)
+        found.append("".join([delta.text async for delta in replicas.streams.follow(own, asked.submit, asked.cancel)]))
+    return found
+
+
+async def test_replicas_get_weights_and_sleep_all_or_none_and_so_do_later_ones(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home / "models" / "tiny"
+    data, config = changed(folder), EngineConfig(num_threads=1)
+    alone = InProcess(served_elsewhere(folder, data, tmp_path / "other"), config)
+    await alone.start()
+    wanted = await said(alone)
+    await alone.stop(0)
+    replicas = LocalGroup("two", folder, config)
+    first, second = await replicas.add(), await replicas.add()
+    await replicas.start()
+    before = await said(replicas)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(second.engine, "open_staged", refuses)
+        with pytest.raises(OutOfCapacity):
+            await replicas.update_weights(data, 0, 5.0, last=True)
+    assert await said_by_each(replicas) == [before, before]
+    assert first.engine._opened is None, "what is not used is freed"
+    await replicas.update_weights(data, 0, 5.0, last=True)
+    await replicas.kill(first)
+    third = await replicas.add()
+    await until(lambda: replicas.replicas == 2)
+    assert before != wanted
+    assert await said_by_each(replicas) == [wanted, wanted]
+    await replicas.sleep(5.0)
+    await replicas.add()
+    await until(lambda: replicas.replicas == 3)
+    assert all(server.engine._host is None for server in replicas.servers)
+    with monkeypatch.context() as patched:
+        patched.setattr(third.engine, "wake_up", refuses)
+        with pytest.raises(OutOfCapacity):
+            await replicas.wake_up()
+    assert all(server.engine._host is None for server in replicas.servers)
+    await replicas.wake_up()
+    assert await said_by_each(replicas) == [wanted] * 3
+    joining = LocalGroup("two", folder, config)
+    joining.servers = replicas.servers
+    with pytest.raises(WrongState, match="another gateway"):
+        await joining.start()
+    await replicas.stop(0)
+    for server in replicas.servers:
+        await server.drain(0)
+
+
+async def test_a_stream_of_a_lost_replica_does_not_go_on_with_other_weights(home: Path) -> None:
+    folder, config = home / "models" / "tiny", EngineConfig(num_threads=1)
+    replicas = LocalGroup("two", folder, config)
+    first = await replicas.add()
+    await replicas.start()
+    stream = replicas.generate(
+        TextTask(prompt=Prompt(text="To be"), params=SamplingParams(max_new_tokens=200, ignore_eos=True))
+    )
+    await anext(stream)
+    await replicas.kill(first)
+    second = await replicas.add()
+    await until(lambda: list(replicas._replicas) == [second.address.id])
+    await replicas.update_weights(changed(folder), 0, 5.0, last=True)
+    with pytest.raises(WrongState, match="other weights"):
+        async for _ in stream:
+            pass
+    await replicas.stop(0)
+    await second.drain(0)
+
+
 async def test_a_child_frees_its_memory_and_is_not_restarted_with_old_weights(tmp_path: Path) -> None:
     folder, tokenizer = tmp_path / "wide", character_tokenizer("abcdefghijklmnopqrstuvwxyzTB ")
     config = DecoderConfig(vocab_size=29, max_seq_len=64, hidden_size=512, num_layers=4, num_heads=4, mechanism="mha")
@@ -148,28 +238,23 @@ async def test_a_child_frees_its_memory_and_is_not_restarted_with_old_weights(tm
     failures: list[str] = []
     engine.on_failure = failures.append
     await engine.start()
-    task = TextTask(prompt=Prompt(text="To be"), params=GREEDY)
-
-    async def said() -> str:
-        return "".join([delta.text async for delta in engine.generate(task)])
-
-    before, awake = await said(), (await engine.stats()).resident_memory_bytes
+    before, awake = await said(engine), (await engine.stats()).resident_memory_bytes
     await engine.sleep(5.0)
     asleep = (await engine.stats()).resident_memory_bytes
     assert awake - asleep > 30 * 2**20, "most of the weights"
     await engine.wake_up()
-    assert await said() == before
+    assert await said(engine) == before
     data = changed(folder)
     half = len(data) // 2
     await engine.update_weights(data[:half], 0, 5.0, last=False)
     with pytest.raises(InvalidValue, match=str(half)):
         await engine.update_weights(data[half + 1 :], half + 1, 5.0, last=True)
-    assert await said() == before
+    assert await said(engine) == before
     await engine.update_weights(data[half:], half, 5.0, last=True)
-    assert await said() != before
+    assert await said(engine) != before
     os.kill((await engine.pids())[0], signal.SIGKILL)
     await until(lambda: failures)
     assert "updated weights" in failures[0]
     with pytest.raises(Unavailable, match="load the model again"):
-        await engine.submit(task)
+        await engine.submit(TextTask(prompt=Prompt(text="To be"), params=GREEDY))
     await asyncio.wait_for(engine.stop(0), 10)

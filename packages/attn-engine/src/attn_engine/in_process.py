@@ -69,6 +69,7 @@ class InProcess(EngineClient):
         self._host: ModelHost | None = None
         self._deliver: Deliver = lambda _: None
         self._weights, self._next = StagedWeights(folder), StagedWeights(folder)
+        self._opened: tuple[ModelHost, StagedWeights] | None = None
         self._asleep = False
 
     @property
@@ -82,6 +83,11 @@ class InProcess(EngineClient):
     def alive(self) -> bool:
         """Whether the engine has not ended by itself."""
         return self._host is None or self._host.alive
+
+    @property
+    def changed(self) -> bool:
+        """Whether the weights are others than those of the folder, or are not in memory."""
+        return self._asleep or self._weights.folder is not None
 
     async def start(self) -> ModelInfo:
         """Load the model; returns when it is ready for tasks."""
@@ -118,14 +124,36 @@ class InProcess(EngineClient):
 
     async def update_weights(self, data: bytes, offset: int, shutdown_timeout: float, *, last: bool) -> None:
         """See `EngineClient.update_weights`."""
-        host, staged = self.host, self._next
-        await asyncio.to_thread(staged.write, data, offset)
-        if not last:
-            return
-        self._next = StagedWeights(staged.base)
+        await self.stage_weights(data, offset)
+        if last:
+            await self.open_staged()
+            await self.use_staged(shutdown_timeout)
+
+    async def stage_weights(self, data: bytes, offset: int) -> None:
+        """Take a part of a file of weights, which nothing uses before `open_staged` and `use_staged`."""
+        if not self.host.alive:
+            raise Unavailable("the engine has ended")
+        await asyncio.to_thread(self._next.write, data, offset)
+
+    async def open_staged(self) -> None:
+        """Check the weights that have arrived and load the model with them, beside the one that goes on running."""
+        staged, self._next = self._next, StagedWeights(self._next.base)
         await asyncio.to_thread(staged.check)
-        self._host, self._weights = await asyncio.to_thread(self._open, staged), staged
-        await asyncio.to_thread(host.stop, shutdown_timeout, WrongState("aborted: the model has other weights now"))
+        await self.drop_staged()
+        self._opened = await asyncio.to_thread(self._open, staged), staged
+
+    async def use_staged(self, shutdown_timeout: float) -> None:
+        """Replace the running model by the one that `open_staged` has loaded."""
+        host, opened = self.host, self._opened
+        if opened is not None:
+            (self._host, self._weights), self._opened = opened, None
+            await asyncio.to_thread(host.stop, shutdown_timeout, WrongState("aborted: the model has other weights now"))
+
+    async def drop_staged(self) -> None:
+        """Free what `open_staged` has loaded, if it is not used."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await asyncio.to_thread(opened[0].stop, 0.0)
 
     def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
         """See `EngineClient.generate`; an engine in this process is not lost, so that nothing needs to be resumed."""
@@ -165,6 +193,7 @@ class InProcess(EngineClient):
     async def stop(self, shutdown_timeout: float) -> None:
         """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
         self._asleep = False
+        await self.drop_staged()
         if self._host is not None:
             host, self._host = self._host, None
             await asyncio.to_thread(host.stop, shutdown_timeout)

@@ -83,7 +83,8 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, multiply: Multiply, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply the rows by the transposed weight."""
-        ctx.save_for_backward(rows, weight)
+        _, of_rows, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(rows if of_weight else None, weight if of_rows else None)
         ctx.multiply = multiply
         return multiply(rows, weight.T, bias)
 

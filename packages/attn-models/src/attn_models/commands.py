@@ -243,7 +243,9 @@ def mechanism(
 
 @app.command()
 def merge(
-    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="The name of a trained adapter, or its folder.")],
+    adapter: Annotated[
+        str, typer.Argument(metavar="ADAPTER", help="The name of a trained adapter, its folder, or a GGUF file.")
+    ],
     target: Target,
     base: Annotated[str | None, typer.Option("--base", help="The base model, if the adapter does not say.")] = None,
     json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
@@ -261,7 +263,7 @@ def merge(
     folder = models_folder(home_folder()) / adapter
     folder = folder if "/" not in adapter and folder.is_dir() else Path(adapter).expanduser()
     if not is_adapter(folder):
-        raise InvalidValue.of("adapter", adapter, "the name or folder of an adapter in PEFT's format")
+        raise InvalidValue.of("adapter", adapter, "an adapter's name, its folder in PEFT's format, or its GGUF file")
     path = ModelStore().find(base or base_of(folder))
     loaded = load_model(path, "float32")
     merge_adapter(loaded.model, read_adapter(folder, loaded.model, loaded.path))

@@ -108,12 +108,24 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: T
         raise InvalidValue.of("ids", int(ids[wrong][0]), allowed)
     if rows.device.type == "cpu" and rows.shape[0] * vocabulary <= LOGITS["cpu"]:
         return mean_loss(nn.functional.linear(rows, weight), ids, targets)
-    gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    total: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, weight, mask_wrong_ids(ids, wrong, targets).flatten(), targets, gradients
-    )
+    total = _row_losses(rows, weight, mask_wrong_ids(ids, wrong, targets).flatten(), targets).sum()
     mean = total / counts.sum().clamp(min=1)
     return mean if ids.device.type == "cpu" else torch.where(wrong.any(), torch.nan, mean)
+
+
+def linear_losses(rows: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Tensor:
+    """Like `linear_cross_entropy`, but the loss of each of the `rows` [rows, width], at least in float32 [rows]; all
+    logits are held at once if `weight` is trained, or if there are few."""
+    trained = torch.is_grad_enabled() and weight.requires_grad
+    if trained or rows.shape[0] * weight.shape[0] <= LOGITS.get(rows.device.type, LOGITS["cuda"]):
+        return losses(nn.functional.linear(rows, weight), ids, targets)
+    return _row_losses(rows, weight, ids, targets)
+
+
+def _row_losses(rows: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Tensor:
+    gradients = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
+    found: Tensor = LinearCrossEntropy.apply(rows, weight, ids, targets, gradients)  # type: ignore[no-untyped-call]
+    return found
 
 
 def mask_wrong_ids(ids: Tensor, wrong: Tensor, targets: Targets) -> Tensor:
@@ -147,43 +159,46 @@ def supports_out_dtype(operand: Tensor, dtype: torch.dtype) -> bool:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses. The forward pass also computes the gradients, chunk by chunk while the logits exist; the
-    backward pass only scales them.
+    """The losses of rows. The forward pass also computes the gradients, chunk by chunk while the logits exist; the
+    backward pass only scales them. If `weight` has a gradient, all losses must be scaled alike, as a sum does.
 
     Products are computed in autocast's dtype, if it is on; gradients have the dtypes of `rows` and `weight`.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, ids: Tensor, targets: Targets, gradients: bool) -> Tensor:  # noqa: FBT001 -- apply takes no names
-        """The sum of the losses of `rows` [rows, width], computed chunk by chunk; saves the gradients."""
+        """The losses [rows] of `rows` [rows, width], computed chunk by chunk; saves the gradients."""
         needed = [gradients and need for need in ctx.needs_input_grad[:2]]
         row_gradients = torch.empty_like(rows) if needed[0] else None
         weight_gradient = WeightGradient(weight) if needed[1] else None
         ctx.dtype = weight.dtype
         rows, weight = in_autocast_dtype(rows, weight)
         length = max(1, LOGITS.get(rows.device.type, LOGITS["cuda"]) // weight.shape[0])
-        total = torch.zeros((), dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
+        found = rows.new_zeros(len(rows), dtype=torch.promote_types(rows.dtype, torch.float32))
         with torch.autocast(rows.device.type, enabled=False):
             for chunk in (slice(start, start + length) for start in range(0, rows.shape[0], length)):
                 chunk_loss, logit_gradients = chunk_losses(
                     rows[chunk] @ weight.T, ids[chunk], targets, gradients=any(needed)
                 )
-                total += chunk_loss.sum()
+                found[chunk] = chunk_loss
                 if row_gradients is not None and logit_gradients is not None:
                     product_into(row_gradients[chunk], logit_gradients, weight)
                 if weight_gradient is not None and logit_gradients is not None:
                     weight_gradient.add(logit_gradients, rows[chunk])
         ctx.save_for_backward(row_gradients, None if weight_gradient is None else weight_gradient.total)
-        return total
+        return found
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that the forward pass computed, times the gradient of the loss."""
+        """The gradients that the forward pass computed, times those of the losses, `scale` [rows]."""
         row_gradients, weight_gradient = ctx.saved_tensors
-        # Scaled in the dtype of the sum, at least float32: the factor 1 / rows of a mean can underflow in 16 bits.
-        to_rows = None if row_gradients is None else (row_gradients.to(scale.dtype) * scale).to(row_gradients.dtype)
-        to_weight = None if weight_gradient is None else (weight_gradient * scale).to(ctx.dtype)
+        to_rows = to_weight = None
+        # Scaled in the dtype of the losses, at least float32: the factor 1 / rows of a mean can underflow in 16 bits.
+        if row_gradients is not None:
+            to_rows = (row_gradients.to(scale.dtype) * scale[:, None]).to(row_gradients.dtype)
+        if weight_gradient is not None:
+            to_weight = (weight_gradient * scale[:1].sum()).to(ctx.dtype)
         return to_rows, to_weight, None, None, None
 
 

@@ -104,8 +104,8 @@ def test_checkpoints_say_what_is_dropped_in_training(caplog):
     sizes = {"vocab_size": 23, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
     adapter = Gpt2Adapter()
     config = adapter.from_hf_config(sizes | {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.2})
-    assert (config.attention_dropout, config.dropout) == (0.1, 0.2)
-    assert adapter.from_hf_config(adapter.to_hf_config(config)) == config
+    for read in (config, adapter.from_hf_config(adapter.to_hf_config(config))):
+        assert (read.attention_dropout, read.dropout) == (0.1, 0.2)
     assert adapter.from_hf_config(sizes).attention_dropout == adapter.from_hf_config(sizes).dropout == 0
     with caplog.at_level(logging.WARNING):
         assert adapter.from_hf_config(sizes | {"embd_pdrop": 0.1, "resid_pdrop": 0.0}).dropout == 0

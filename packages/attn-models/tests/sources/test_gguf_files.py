@@ -175,7 +175,7 @@ def described(path: Path, architecture: str = "llama", **values: int | str) -> P
     ("architecture", "values", "said"),
     [
         ("llama", {"split_count": 3, "split_no": 1}, "part 2 of 3 of a model.*NAME-00001-of-00003"),
-        ("llama", {"general_type": "adapter"}, "a LoRA adapter; run its base model"),
+        ("llama", {"general_type": "adapter"}, "a LoRA adapter; load it on its base model"),
         ("clip", {}, "the image or audio encoder of a model"),
         ("llama", {"general_type": "mmproj"}, "the image or audio encoder of a model"),
         ("llama", {"general_type": "imatrix"}, "statistics for quantising"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import gguf
 import pytest
 import tokenizers
-from attn_core.errors import UnknownName
+from attn_core.errors import CheckpointInvalid, UnknownName
 from attn_models.sources.gguf_files import check_round_trip
 from attn_models.tokenizers import tokenizer_from_gguf
 from attn_models.tokenizers.pre_tokenizers import PRE_TOKENIZERS, pre_tokenizer_named
@@ -83,3 +84,106 @@ def test_the_tokens_around_a_text_are_those_of_the_file(tmp_path: Path) -> None:
     tokenizer = tokenizer_from_gguf(read_gguf_header(sentencepiece_file(tmp_path / "spm.gguf", **flags)))
     check_round_trip(tokenizer, tmp_path)
     assert [tokenizer.token(one) for one in tokenizer.encode("ab a")] == ["ab", "▁a", "</s>"]
+
+
+def vocabulary_file(path: Path, kind: str, tokens: list[str], types: list[int], **values: object) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(kind)
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    for key, value in values.items():
+        kinds = {bool: writer.add_bool, int: writer.add_uint32}
+        kinds.get(type(value), writer.add_array)(f"tokenizer.ggml.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "identity"])
+@pytest.mark.parametrize("fallback", [True, False])
+def test_a_unigram_vocabulary_has_the_tokens_of_sentencepiece(rule: str, fallback: bool, tmp_path: Path) -> None:
+    """Written as llama.cpp's converter writes T5's."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    from sentencepiece import sentencepiece_model_pb2
+
+    draw = random.Random(0)
+    sentence = "the quick brown fox jumps over lazy dogs and naïve café owners 2024 3.14 ½ 你好 世界 हिन्दी"
+    words = sentence.split()
+    (tmp_path / "text").write_text("\n".join(" ".join(draw.choices(words, k=9)) for _ in range(300)))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), vocab_size=500, hard_vocab_limit=False,
+        model_type="unigram", byte_fallback=fallback, normalization_rule_name=rule, pad_id=0, eos_id=1, unk_id=2,
+        bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString((tmp_path / "m.model").read_bytes())
+    charsmap = list(model.normalizer_spec.precompiled_charsmap)
+    path = vocabulary_file(
+        tmp_path / "t5.gguf",
+        "t5",
+        [piece.piece for piece in model.pieces],
+        [int(piece.type) for piece in model.pieces],
+        scores=[float(piece.score) for piece in model.pieces],
+        add_space_prefix=model.normalizer_spec.add_dummy_prefix,
+        remove_extra_whitespaces=model.normalizer_spec.remove_extra_whitespaces,
+        **({"precompiled_charsmap": charsmap} if charsmap else {}),
+    )
+    ours = tokenizer_from_gguf(read_gguf_header(path))
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    for _ in range(300):
+        text = "".join(draw.choices([*words, *"  \t.,Äß½①👍🏽ｶ", "   "], k=draw.randrange(12)))
+        assert ours.encode(text) == [*theirs.encode(text), 1], text
+        if fallback:
+            assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert (ours.pad_id, ours.unk_id, ours.end_ids) == (0, 2, {1})
+
+
+def longest_matches(tokens: dict[bytes, int], text: bytes) -> list[int]:
+    """RWKV's rule, byte by byte."""
+    found, place = [], 0
+    while place < len(text):
+        end = next(end for end in range(len(text), place, -1) if text[place:end] in tokens)
+        found.append(tokens[text[place:end]])
+        place = end
+    return found
+
+
+def test_an_rwkv_vocabulary_takes_the_longest_token_of_bytes(tmp_path: Path) -> None:
+    """Also tokens that end within a character, and those whose beginnings are no tokens."""
+    draw = random.Random(0)
+    pieces = [
+        b" the",
+        b"abcd",
+        b"ab",
+        b"a]b",
+        b"^-",
+        b"\\x",
+        b"\n\n",
+        b"'\"",
+        "你好".encode(),
+        "你".encode()[:2],
+        b"\xff\xfe",
+    ]
+    tokens = {token: place for place, token in enumerate([*(bytes([b]) for b in range(256)), *pieces], 1)}
+    # As `_set_vocab_rwkv_world` of llama.cpp's converter: Python's spelling, without quotes.
+    spelled = ["<s>", *(repr(token)[2:-1] for token in tokens), "[PAD268]"]
+    types = [3, *[1] * len(tokens), 5]
+    path = vocabulary_file(tmp_path / "rwkv.gguf", "rwkv", spelled, types, bos_token_id=0, eos_token_id=0)
+    ours = tokenizer_from_gguf(read_gguf_header(path))
+    check_round_trip(ours, path)
+    again = tokenizers.Tokenizer.from_str(ours.backend.to_str())
+    parts = [*(piece.decode(errors="ignore") for piece in pieces), *"abcd 你好é👍\n^]'\"\\x"]
+    for _ in range(300):
+        text = "".join(draw.choices(parts, k=draw.randrange(20)))
+        wanted = longest_matches(tokens, text.encode())
+        assert ours.encode(text) == wanted == again.encode(text).ids, text
+        assert ours.decode(wanted) == text
+    assert (ours.end_ids, len(ours.encode("<s>"))) == ({0}, 1)
+
+
+def test_an_rwkv_vocabulary_that_cannot_write_every_byte_is_refused(tmp_path: Path) -> None:
+    path = vocabulary_file(tmp_path / "rwkv.gguf", "rwkv", ["<s>", "ab", "a"], [3, 1, 1])
+    with pytest.raises(CheckpointInvalid, match="each byte"):
+        tokenizer_from_gguf(read_gguf_header(path))

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 import torch
 from attn_core.errors import Incompatible
+from attn_models.loading import load_model
 from attn_models.loading.encoders import build_encoder
 from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.sources.gguf_files import convert_gguf
@@ -158,3 +159,52 @@ def test_blocks_are_kept_and_other_poolings_refused(tmp_path):
     _, other = written("bert", tmp_path / "other", pooling=gguf.PoolingType.RANK)
     with pytest.raises(Incompatible, match="pooling_type"):
         convert_gguf(other, tmp_path / "never", "float32")
+
+
+T5 = {"vocab_size": 40, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+T5 |= {"n_positions": 64, "decoder_start_token_id": 0, "num_decoder_layers": 1}
+
+
+@pytest.mark.parametrize("fields", [{"feed_forward_proj": "relu"}, {"feed_forward_proj": "gated-gelu"}], ids=str)
+@torch.no_grad()
+def test_a_t5_gives_the_logits_of_transformers(fields, tmp_path):
+    """With the position table of the cross-attention that the first checkpoints have, and nothing reads."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    # transformers 5 ties every T5; models with gates, which are not tied when they are trained, do not scale.
+    scaled = fields["feed_forward_proj"] == "relu"
+    config = transformers.T5Config(**T5, **fields, scale_decoder_outputs=scaled)
+    peer = transformers.T5ForConditionalGeneration(config).eval()
+    for name, parameter in peer.named_parameters():
+        parameter.normal_(mean=float("norm" in name), std=0.2)
+    peer.save_pretrained(tmp_path / "theirs")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "t5")
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_block_count(2)
+    writer.add_decoder_block_count(1)
+    writer.add_head_count(4)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_eps(1e-6)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_relative_attn_buckets_count(32)
+    writer.add_decoder_start_token_id(0)
+    pieces = ["<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz0123456789"]
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces)
+    writer.add_token_types([3, 3, 2] + [1] * (len(pieces) - 3))
+    writer.add_token_scores([0.0] * 3 + [-1.0] * (len(pieces) - 3))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, 2)
+    tensors = read_folder(tmp_path / "theirs").tensors
+    for theirs in tensors.entries:
+        writer.add_tensor(names.get_name(theirs, try_suffixes=(".weight",)), tensors[theirs].numpy())
+    writer.add_tensor("dec.blk.0.cross_attn_rel_b.weight", torch.ones(32, 4).numpy())
+    close(writer)
+    loaded = load_model(convert_gguf(tmp_path / "m.gguf", tmp_path / "ours", "stored"))
+    sources, tokens = torch.randint(3, 40, (2, 11)), torch.randint(3, 40, (2, 7))
+    theirs = peer(input_ids=sources, decoder_input_ids=tokens).logits
+    torch.testing.assert_close(loaded.model(tokens, sources), theirs, rtol=1e-5, atol=1e-5)
+    assert loaded.tokenizer.encode("ab a")[-1] == 1

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import AttnError, CheckpointInvalid
+from attn_models import commands
 from attn_models.loading import load_model
+from attn_models.lora import AdaptedModel, read_adapter
 from attn_models.sources import convert
 from attn_models.weights.gguf_table import GGUF_FAMILIES
 from attn_testing.families import FAMILIES, LONG_ROPE
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 transformers = pytest.importorskip("transformers")
 
@@ -90,15 +93,19 @@ QUICK = (
 @pytest.fixture(params=[case if case in QUICK else pytest.param(case, marks=pytest.mark.oracle) for case in CASES])
 def peer(request, tiny_llama):
     """The architecture's name, and a random model of transformers with as many tokens as the tiny tokenizer."""
-    family, fields = CASES[request.param]
+    return request.param.split(",")[0], random_model(request.param, tiny_llama)
+
+
+def random_model(case, tiny):
+    family, fields = CASES[case]
     torch.manual_seed(0)
-    sizes = FAMILIES[family][""] | {"vocab_size": len(tiny_llama.tokens)} | NO_TOKENS | fields
+    sizes = FAMILIES[family][""] | {"vocab_size": len(tiny.tokens)} | NO_TOKENS | fields
     config = transformers.AutoConfig.for_model(family, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(mean=float("norm" in name or "ln_" in name), std=0.2)
-    return request.param.split(",")[0], model
+    return model
 
 
 def get(config, *names):
@@ -112,12 +119,7 @@ def falcon_keys(config):
 def converted(tensors, config):
     """Tensors as a file keeps them: projections regrouped, pairs side by side, experts stacked."""
     heads = get(config, "num_attention_heads", "n_head", "n_heads")
-    stacks = {}
-    for name, tensor in tensors.items():
-        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
-        if expert:
-            stacks.setdefault(f"{expert[1]}.{expert[3]}", []).append(tensor)
-            continue
+    for name, tensor in stacked(tensors):
         rest = tensor.shape[1:]
         if re.search(r"[qk]_proj.(weight|bias)", name) and config.model_type in SIDE_BY_SIDE:
             own = heads if "q_proj" in name else config.num_key_value_heads
@@ -132,8 +134,15 @@ def converted(tensors, config):
             yield name, torch.cat([part.flatten(0, 2) for part in (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])])
         else:
             yield name, tensor
+
+
+def stacked(tensors):
+    stacks = {}
+    for name, tensor in tensors.items():
+        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        stacks.setdefault(f"{expert[1]}.{expert[3]}" if expert else name, []).append(tensor)
     for name, parts in stacks.items():
-        yield name, torch.stack(parts)
+        yield name, torch.stack(parts) if ".experts." in name else parts[0]
 
 
 def describe(writer, config, tiny):
@@ -201,19 +210,23 @@ def describe_own(writer, config):
         writer.add_logit_scale(config.logit_scale)
 
 
+def named(name, theirs, layers):
+    architecture = next(kind for kind in gguf.MODEL_ARCH if gguf.MODEL_ARCH_NAMES[kind] == name)
+    names = gguf.get_tensor_name_map(architecture, layers)
+    known = (names.get_name(one, (".weight", ".bias")) for one in (theirs, theirs.removeprefix("transformer.")))
+    return next(found for found in known if found)
+
+
 def write(path, name, model, folder, tiny, more=(), **changed):
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     layers = get(model.config, "num_hidden_layers", "n_layer", "n_layers")
-    architecture = next(kind for kind in gguf.MODEL_ARCH if gguf.MODEL_ARCH_NAMES[kind] == name)
-    names = gguf.get_tensor_name_map(architecture, layers)
     writer = gguf.GGUFWriter(path, name)
     describe(writer, model.config, tiny)
     for key, value in changed.items():
         writer.add_float32(f"{name}.{key.replace('__', '.')}", value)
     for theirs, tensor in converted(tensors, model.config):
-        known = (names.get_name(one, (".weight", ".bias")) for one in (theirs, theirs.removeprefix("transformer.")))
-        writer.add_tensor(next(found for found in known if found), np.ascontiguousarray(tensor.numpy()))
+        writer.add_tensor(named(name, theirs, layers), np.ascontiguousarray(tensor.numpy()))
     if getattr(model.config, "rope_parameters", {}).get("rope_type") == "longrope":
         writer.add_rope_scaling_orig_ctx_len(model.config.original_max_position_embeddings)
         writer.add_rope_scaling_attn_factors((1 + np.log(64 / 32) / np.log(32)) ** 0.5)
@@ -222,6 +235,10 @@ def write(path, name, model, folder, tiny, more=(), **changed):
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     for extra in more:
         writer.add_tensor(extra, np.ones(8, np.float32))
+    finish(writer)
+
+
+def finish(writer):
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         step()
     writer.close()
@@ -235,6 +252,79 @@ def test_a_converted_file_gives_the_logits_of_transformers(peer, tiny_llama, tmp
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(tokens), model(tokens).logits, rtol=1e-5, atol=2e-5)
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("hello", add_special=False)) == "hello"
+
+
+LINEAR = re.compile(r"(proj|dense|query_key_value|dense_\w+|w[123])\.weight$")
+RANK = 3
+
+
+def write_adapter(path, name, config, tensors, alpha, more=()):
+    """A file as convert_lora_to_gguf.py writes it, and the tensors with its adapter merged."""
+    layers = get(config, "num_hidden_layers", "n_layer", "n_layers")
+    embedding = next(key for key in tensors if re.search("embed_(in|tokens)", key))
+    changed = {key: tensor for key, tensor in tensors.items() if LINEAR.search(key) or key == embedding}
+    downs = {key: torch.randn(RANK, tensor.shape[1]) * 0.3 for key, tensor in changed.items()}
+    ups = {key: torch.randn(len(tensor), RANK) * 0.3 for key, tensor in changed.items()}
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
+    for leaf, found in (("lora_a", stacked(downs)), ("lora_b", converted(ups, config))):
+        for key, tensor in found:
+            turned = {"lora_a": ups[key], "lora_b": downs[key].T}[leaf] if key == embedding else tensor
+            writer.add_tensor(f"{named(name, key, layers)}.{leaf}", np.ascontiguousarray(turned.numpy()))
+    for extra in more:
+        writer.add_tensor(extra, np.ones(8, np.float32))
+    finish(writer)
+    scale = alpha / RANK if alpha else 1.0
+    return tensors | {key: tensor + scale * ups[key] @ downs[key] for key, tensor in changed.items()}
+
+
+ADAPTED = {"llama": 7.0, "qwen3": 0.0, "gptneox": 2.0, "llama, experts": 7.0, "phi3": 7.0, "gemma2": 0.5}
+
+
+@pytest.mark.parametrize(("case", "alpha"), ADAPTED.items())
+def test_an_adapter_in_a_file_computes_what_merged_weights_do(case, alpha, tiny_llama, tmp_path):
+    name, model = case.split(",")[0], random_model(case, tiny_llama)
+    model.save_pretrained(tmp_path / "base")
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    merged = write_adapter(tmp_path / "a.gguf", name, model.config, tensors, alpha)
+    if model.config.tie_word_embeddings:
+        model.config.tie_word_embeddings, merged["lm_head.weight"] = False, tensors["model.embed_tokens.weight"]
+    model.save_pretrained(tmp_path / "merged")
+    save_file(merged, tmp_path / "merged" / "model.safetensors", {"format": "pt"})
+    theirs = type(model).from_pretrained(tmp_path / "merged", attn_implementation="eager").eval()
+    tokens, ours = torch.randint(len(tiny_llama.tokens), (2, 17)), load_model(tmp_path / "base").model
+    adapted = AdaptedModel(ours)
+    with torch.no_grad(), adapted.using([(read_adapter(tmp_path / "a.gguf", ours, tmp_path / "base"), 0)]):
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=5e-5)
+    if "lm_head.weight" not in tensors:  # a change of one of two tied tables cannot be merged
+        return
+    arguments = ["merge", tmp_path / "a.gguf", tmp_path / "ours", "--base", tmp_path / "base"]
+    assert CliRunner().invoke(commands.app, list(map(str, arguments))).exit_code == 0
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load_model(tmp_path / "ours").model(tokens), theirs(tokens).logits, rtol=1e-5, atol=5e-5
+        )
+
+
+REFUSED = {
+    "another architecture": ("qwen3", {}, "'qwen3' for a base of the family 'llama'"),
+    "a norm": ("llama", {"more": ["blk.0.attn_norm.weight"]}, "attn_norm"),
+    "no such matrix": ("llama", {"more": ["blk.9.attn_q.weight.lora_a"]}, "blk.9.attn_q.weight"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_adapter_of_another_model_is_refused_by_name(case, tiny_llama, tmp_path):
+    name, fields, said = REFUSED[case]
+    model = random_model("llama", tiny_llama)
+    model.save_pretrained(tmp_path / "base")
+    write_adapter(
+        tmp_path / "a.gguf", name, model.config, load_file(tmp_path / "base" / "model.safetensors"), 1.0, **fields
+    )
+    with pytest.raises(AttnError, match=re.escape(said)):
+        read_adapter(tmp_path / "a.gguf", load_model(tmp_path / "base").model, tmp_path / "base")
 
 
 def test_a_key_that_would_change_what_is_computed_is_refused_by_name(tiny_llama, tmp_path):
@@ -265,5 +355,5 @@ def test_rotary_factors_are_unexpected_where_the_config_does_not_describe_them(f
 
 
 def test_every_architecture_is_compared():
-    encoders = {"bert", "nomic-bert"}  # in test_gguf_encoders.py
+    encoders = {"bert", "nomic-bert", "t5"}  # in test_gguf_encoders.py
     assert {case.split(",")[0] for case in CASES} | encoders == {family.name for family in GGUF_FAMILIES}

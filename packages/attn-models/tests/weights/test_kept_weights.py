@@ -10,6 +10,7 @@ import torch
 from attn_models.loading import load_model
 from attn_models.quantization.kept import FOLDER
 from attn_models.sources import convert
+from attn_models.weights import safetensors_files
 from attn_models.weights.safetensors_files import SMAPS
 
 kept = pytest.importorskip("attn_kernels_cpu.kept")
@@ -72,3 +73,20 @@ def test_a_home_that_cannot_be_written_is_said_once_and_a_folder_elsewhere_is_le
     monkeypatch.setenv("ATTN_HOME", str(tmp_path / "other"))
     output(folder)
     assert not (folder / FOLDER).exists()
+
+
+def test_weights_larger_than_memory_are_loaded_and_what_they_need_is_said(folder: Path, monkeypatch, caplog) -> None:
+    first, size = output(folder), (folder / "model.safetensors").stat().st_size
+    assert not caplog.records
+    monkeypatch.setattr(safetensors_files, "usable_memory", lambda: size - 1)
+    assert torch.equal(output(folder), first)
+    (record,) = caplog.records
+    assert record.args[1:] == (size / 1e9, (size - 1) / 1e9)
+
+
+def test_a_full_disk_keeps_nothing_and_is_said_once(folder: Path, monkeypatch, caplog) -> None:
+    kept._say_once.cache_clear()
+    monkeypatch.setattr(os, "fsync", lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"1"))
+    assert torch.equal(output(folder), output(folder))
+    assert not files(folder)
+    assert sum("No space left" in record.getMessage() for record in caplog.records) == 1

@@ -1,9 +1,10 @@
-"""The CPU cores that this process may use, and how the threads of OpenMP share them."""
+"""The CPU cores and the memory that this process may use, and how the threads of OpenMP share cores."""
 
 from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -25,6 +26,15 @@ def usable_cores(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cg
 def rank_cores(ranks: int) -> int:
     """The number of usable cores for each of `ranks` model ranks that share this machine; at least 1."""
     return max(1, usable_cores() // ranks)
+
+
+def usable_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """The machine's memory in bytes, or the limit of the process's control groups (version 2) if that is less."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for folder in _groups(cgroups, membership):
+        with suppress(OSError, ValueError):  # no file, or "max"
+            most = min(most, int((folder / "memory.max").read_text()))
+    return most
 
 
 def brief_spins() -> dict[str, str]:

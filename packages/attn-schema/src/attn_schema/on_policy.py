@@ -8,6 +8,7 @@ from attn_core.errors import InvalidValue
 
 from attn_schema.optimization import MAX_STEPS
 from attn_schema.schema import MAX_INT32, Checked, in_panel
+from attn_schema.settings import addresses_of
 
 _sampled = in_panel("On-policy: GRPO and GKD")
 
@@ -101,8 +102,25 @@ class OnPolicyConfig(Checked, frozen=True, kw_only=True):
         | None
     ) = None
 
+    rollout_server: Annotated[
+        str,
+        _sampled(
+            "GRPO: HOST:PORT of a running server whose engines sample, in place of one in the process of training; for "
+            "admins.",
+            metavar="HOST:PORT",
+        ),
+    ] = ""
+    rollout_model: Annotated[
+        str,
+        _sampled("Name of the base model there, whose weights are replaced by those that are trained.", metavar="NAME"),
+    ] = ""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rollout_server:
+            self._require_server()
+        elif self.rollout_model:
+            raise InvalidValue.of("rollout_model", self.rollout_model, "none without rollout_server")
         if self.reward_weights and len(self.reward_weights) != len(self.reward_funcs):
             allowed = f"{len(self.reward_funcs)}, one for each of reward_funcs"
             raise InvalidValue.of("reward_weights", f"{len(self.reward_weights)} weights", allowed)
@@ -123,6 +141,17 @@ class OnPolicyConfig(Checked, frozen=True, kw_only=True):
                 raise InvalidValue.of(name, getattr(self, name), "none unless format is prompt (GRPO)")
         if self.lmbda is not None and (form != "chat" or teacher is None):
             raise InvalidValue.of("lmbda", self.lmbda, "none without a teacher and the format chat (GKD)")
+
+    def _require_server(self) -> None:
+        try:
+            addresses_of(self.rollout_server)
+        except InvalidValue as error:
+            raise InvalidValue.of("rollout_server", self.rollout_server, error.metadata["allowed"]) from None
+        if not self.rollout_model:
+            raise InvalidValue.of("rollout_model", "", "the name of a model of rollout_server")
+        if self.temperature != 1:
+            allowed = "1 with rollout_server, whose log probabilities are those of temperature 1"
+            raise InvalidValue.of("temperature", self.temperature, allowed)
 
     def _require_groups(self, batch_size: int) -> None:
         if not self.reward_funcs:

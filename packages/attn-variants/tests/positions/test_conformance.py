@@ -105,3 +105,14 @@ class TestYarn(MechanismLaws):
 class TestDynamicNtk(MechanismLaws):
     mechanism = "rope"
     options = {"scaling": {"kind": "dynamic", "factor": 2, "original_max_position_embeddings": 8, "length": 64}}
+
+
+class TestDisentangled(MechanismLaws):
+    mechanism = "disentangled"
+    options = {"buckets": 4, "max_distance": 8, "norm_eps": 1e-5}
+
+
+class TestDisentangledWithItsOwnProjections(MechanismLaws):
+    mechanism = "disentangled"
+    options = {"buckets": None, "max_distance": 4, "separate": True, "query_positions": False}
+    settings = FEW[:3]

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import (
-    FULL,
-    GROUPED,
-    LLAMA_NAMES,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    kind_keys,
-    listed_kinds,
-)
+from attn_models.adapters.base import FULL, SLIDING, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter, kind_keys, listed_kinds
 
 MATRICES = ("gate", "up", "down")
 EXPERTS = {
@@ -67,7 +58,7 @@ class AfmoeAdapter(FamilyAdapter):
         period = required_count(values, "global_attn_every_n_layers", 4)
         layers = range(required_count(values, "num_hidden_layers"))
         full = listed_kinds(values, [SLIDING if (each + 1) % period else FULL for each in layers])[layer] == FULL
-        own = {"rotary": None} if full else {"window": required_count(values, "sliding_window")}
+        own = {"rotary": None} if full else self.kind_options(values, SLIDING)
         return {"norm_eps": values["rms_norm_eps"], **own}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:

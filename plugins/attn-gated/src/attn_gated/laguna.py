@@ -6,31 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import FULL, SLIDING, required_count
 from attn_models.adapters.family import (
-    FULL,
     GROUPED,
     LLAMA_NAMES,
     QK_NORM,
-    SLIDING,
     FamilyAdapter,
     dense_first,
     kind_keys,
     listed_kinds,
-    rope_keys_by_kind,
-    ropes_by_kind,
     shared_experts,
 )
-from attn_models.adapters.hf_config import Rope
 from attn_models.attention import layer_attentions
 
 MATRICES = ("gate", "up", "down")
 SHARED = "shared_expert_intermediate_size"
-ROPES = {
-    FULL: {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
-    SLIDING: {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
-}
-"""The rotary positions of each kind of layer where the config.json has none."""
 PER = {True: "head", "per-head": "head", "per-element": "element"}
 EXPERTS = {
     "num_experts": "num_experts",
@@ -60,13 +50,13 @@ class LagunaAdapter(FamilyAdapter):
     allowed = {"attention_bias": (False, None), "moe_apply_router_weight_on_input": (False,)} | {
         "moe_router_logit_softcapping": (0.0,),
         "gating": tuple(PER),
-        "rope_scaling": (None,),
-        "rope_theta": (None,),
-        "partial_rotary_factor": (None,),
-        "original_max_position_embeddings": (None,),
     }
     reads = frozenset({"layer_types", "mlp_layer_types", "num_attention_heads_per_layer"})
     mechanism = "attn-gated/gated"
+    ropes = {
+        FULL: {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        SLIDING: {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    }
     names = (
         LLAMA_NAMES
         | QK_NORM
@@ -84,18 +74,13 @@ class LagunaAdapter(FamilyAdapter):
         layers = required_count(values, "num_hidden_layers")
         kind = listed_kinds(values, [FULL] * layers)[layer]
         options = {"per": PER[values["gating"]], "activation": "softplus", "norm_eps": values["rms_norm_eps"]}
-        if kind == SLIDING:
-            options["window"] = required_count(values, "sliding_window")
         heads = values.get("num_attention_heads_per_layer")
         if heads is not None:
             if not isinstance(heads, list) or len(heads) != layers:
                 raise InvalidValue.of("num_attention_heads_per_layer", heads, f"a number for each of {layers} layers")
             own = required_count({"num_attention_heads_per_layer": heads[layer]}, "num_attention_heads_per_layer")
             options |= {} if own == values["num_attention_heads"] else {"num_heads": own}
-        model, mine = self.rope(values), ropes_by_kind(values, ROPES)[kind]
-        if mine != model:
-            options["rotary"] = {"base": mine.base, "fraction": mine.fraction, "scaling": mine.scaling}
-        return options
+        return options | self.kind_options(values, kind)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The dense layers, which must be the first, and the shared expert, as a number of experts."""
@@ -103,14 +88,6 @@ class LagunaAdapter(FamilyAdapter):
         kinds = values.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
         shared = shared_experts(values, SHARED, "moe_intermediate_size")
         return {"first_k_dense_replace": dense_first(kinds, layers), "n_shared_experts": shared}
-
-    def rope(self, values: Mapping[str, Any]) -> Rope:
-        """The rotary positions of full layers; those of windows are an option of each layer."""
-        return ropes_by_kind(values, ROPES)[FULL]
-
-    def rope_keys(self, config: Any) -> dict[str, Any]:
-        """`rope_parameters` with one object for each kind of layer."""
-        return rope_keys_by_kind(config)
 
     def own_keys(self, config: Any) -> dict[str, Any]:
         """The gate, the heads of each layer, the kinds of layers, and the width of the shared expert."""

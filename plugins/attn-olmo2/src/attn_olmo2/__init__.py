@@ -26,4 +26,4 @@ def attn_gguf_architectures() -> list[Any]:
     from attn_olmo2.olmo2 import olmo3_keys
 
     read = WINDOW | {"attention.sliding_window_pattern", "rope.freq_base_swa"}
-    return [GgufFamily("olmo2", "olmo2", olmo3_keys, read=read).architecture()]
+    return [GgufFamily("olmo2", "olmo2", olmo3_keys, read=read, relatives=("olmo3",)).architecture()]

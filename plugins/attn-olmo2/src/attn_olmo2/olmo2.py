@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import Incompatible
-from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, QK_NORM, SLIDING, FamilyAdapter
+from attn_models.adapters.base import FULL, SLIDING
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter
 
 if TYPE_CHECKING:
     from attn_models.weights.gguf_reader import GgufHeader

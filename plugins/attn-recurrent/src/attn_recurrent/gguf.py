@@ -1,10 +1,12 @@
-"""GGUF files of LFM2 and Qwen3.5, whose layers have attention or a state of fixed size."""
+"""GGUF files of LFM2, Qwen3.5 and RWKV-7, whose layers have attention or a state of fixed size."""
 
 from __future__ import annotations
 
+import math
+
 from attn_core.errors import Incompatible
-from attn_models.weights.gguf_architectures import Part, Placement, count_or, layer_count
-from attn_models.weights.gguf_families import EXPERTS, TURNED, GgufFamily, Keys, experts, first_tensor
+from attn_models.weights.gguf_architectures import Part, Placement, count_or, layer_count, vocabulary_size
+from attn_models.weights.gguf_families import EXPERTS, TURNED, GgufFamily, Keys, experts, first_tensor, number
 from attn_models.weights.gguf_reader import GgufHeader
 
 from attn_recurrent.lfm2 import CONV, FULL
@@ -76,7 +78,63 @@ def _qwen35_moe(header: GgufHeader) -> Keys:
 
 
 QWEN35 = TURNED | STATES | {"rope.dimension_sections", "attention.recurrent_layers", "full_attention_interval"}
+FUSED_MIXES = [f"attn.x_{letter}" for letter in "rwkvag"]
+"""The mixes of a layer in the order of their rows."""
+RWKV7 = frozenset(
+    {"wkv.head_size", "attention.layer_norm_epsilon"}
+    | {f"attention.{name}_lora_rank" for name in ("decay", "iclr", "value_residual_mix", "gate")}
+)
+PROJECTIONS = {"r": "receptance", "k": "key", "v": "value", "o": "output"}
+NETWORK = {"0.weight": "1.weight", "2.weight": "2.weight", "2.bias": "0.weight"}
+RWKV7_TENSORS = {
+    "model.embeddings.weight": "token_embd.weight",
+    "lm_head.weight": "output.weight",
+    **{f"model.norm.{leaf}": f"output_norm.{leaf}" for leaf in ("weight", "bias")},
+    **{f"pre_norm.{leaf}": f"token_embd_norm.{leaf}" for leaf in ("weight", "bias")},
+    **{f"attn_norm.{leaf}": f"attn_norm.{leaf}" for leaf in ("weight", "bias")},
+    **{f"ffn_norm.{leaf}": f"attn_norm_2.{leaf}" for leaf in ("weight", "bias")},
+    **{f"attn.g_norm.{leaf}": f"time_mix_ln.{leaf}" for leaf in ("weight", "bias")},
+    **{f"attn.{letter}_proj.weight": f"time_mix_{name}.weight" for letter, name in PROJECTIONS.items()},
+    **{f"attn.{n}_lora.lora.{leaf}": f"time_mix_{n}{own}" for n in "wavg" for leaf, own in NETWORK.items()},
+    **{f"attn.{name}": f"time_mix_{name}.weight" for name in ("k_k", "k_a", "r_k")},
+    "ffn.x_k": "channel_mix_lerp_k.weight",
+    **{f"ffn.{name}.weight": f"channel_mix_{name}.weight" for name in ("key", "value")},
+}
+"""The tensors of RWKV-7 in fla's layout, and their names in a GGUF file: those of layers behind `blk.N.`."""
+
+
+def _rwkv7(header: GgufHeader) -> Keys:
+    """The config.json in fla's layout."""
+    ranks = {"decay": "decay", "a": "iclr", "v": "value_residual_mix", "gate": "gate"}
+    return {
+        "model_type": "rwkv7",
+        "vocab_size": vocabulary_size(header),
+        "max_position_embeddings": header.count("rwkv7.context_length"),
+        "hidden_size": header.count("rwkv7.embedding_length"),
+        "intermediate_size": header.count("rwkv7.feed_forward_length"),
+        "num_hidden_layers": layer_count(header),
+        "head_dim": header.count("rwkv7.wkv.head_size"),
+        "norm_eps": number(header, "rwkv7.attention.layer_norm_epsilon"),
+        "norm_first": True,
+        **{f"{ours}_low_rank_dim": header.count(f"rwkv7.attention.{key}_lora_rank") for ours, key in ranks.items()},
+    }
+
+
+def _rwkv7_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:  # noqa: ARG001
+    """The tensors of a layer; the mixes of its inputs are in one, and its bonuses have one axis."""
+    if theirs in RWKV7_TENSORS:
+        return Placement(RWKV7_TENSORS[theirs], theirs, shape)
+    layer, _, leaf = theirs.removeprefix("model.layers.").partition(".")
+    if leaf in FUSED_MIXES:
+        return Placement(f"blk.{layer}.time_mix_lerp_fused.weight", theirs, shape, expert=FUSED_MIXES.index(leaf))
+    name = RWKV7_TENSORS[leaf]
+    source = name if leaf.startswith("pre_norm") else f"blk.{layer}.{name}"
+    parts = (Part(source, (math.prod(shape),), view=shape),) if leaf == "attn.r_k" else ()
+    return Placement(source, theirs, shape, parts=parts)
+
+
 GGUF_FAMILIES = (
+    GgufFamily("rwkv7", "rwkv7", read=RWKV7, passed={"token_shift_count": (2,)}, described=_rwkv7, placed=_rwkv7_place),
     GgufFamily("lfm2", "lfm2", _lfm2, read=TURNED | {"shortconv.l_cache"}),
     GgufFamily("qwen35", "qwen3_5_text", _qwen35, read=QWEN35, placed=_qwen35_place),
     GgufFamily(

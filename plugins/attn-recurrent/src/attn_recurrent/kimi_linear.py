@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
+from attn_models.adapters.base import listed_layer_types, objects_of, require_allowed, required_count
 from attn_models.adapters.family import (
     KIMI_DELTA_NAMES,
     LLAMA_NAMES,
@@ -16,7 +16,6 @@ from attn_models.adapters.family import (
     FamilyAdapter,
     dense_first,
 )
-from attn_models.adapters.hf_config import objects_of
 from attn_models.attention import layer_attentions
 
 DELTA, LATENT = "attn-variants/kda", "attn-variants/mla"
@@ -88,6 +87,14 @@ class KimiLinearAdapter(FamilyAdapter):
         "linear_head_dim",
         "linear_num_heads",
         "linear_conv_kernel_dim",
+    }
+    aliases = {
+        "max_position_embeddings": "model_max_length",
+        "num_local_experts": "num_experts",
+        "num_experts_per_tok": "num_experts_per_token",
+        "n_shared_experts": "num_shared_experts",
+        "n_group": "num_expert_group",
+        "norm_topk_prob": "moe_renormalize",
     }
     option_keys = {ours: theirs for theirs, ours in LATENT_SIZES.items()} | {"convolution": LINEAR}
     names = (

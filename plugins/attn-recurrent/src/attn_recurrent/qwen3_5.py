@@ -42,12 +42,11 @@ class Qwen35Adapter(FamilyAdapter):
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
-        "partial_rotary_factor": 0.25,
     }
     allowed = {"attention_bias": (False, None)}
     reads = frozenset({"layer_types", "full_attention_interval"})
     option_keys = {ours: theirs for theirs, ours in SIZES.items() if ours not in ("num_heads", "head_dim")}
-    partial_rotary = True
+    rotary_fraction = 0.25
     names = LLAMA_NAMES | QK_NORM
     fused = {"self_attn.q_proj": ("attention.query", "attention.inner.gate")}
     kinds = {

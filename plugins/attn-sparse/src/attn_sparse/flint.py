@@ -7,17 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import (
-    FULL,
-    GROUPED,
-    LLAMA_NAMES,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    kind_keys,
-    listed_kinds,
-)
+from attn_models.adapters.base import FULL, SLIDING, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, QK_NORM, FamilyAdapter, kind_keys, listed_kinds
 
 MATRICES = ("gate", "up", "down")
 SHARED = "shared_expert_intermediate_size"
@@ -63,7 +54,7 @@ class FlintAdapter(FamilyAdapter):
         last = required_count(values, "num_hidden_layers") - 1
         usual = [FULL if each < 2 or each % 4 == 1 or each == last else SLIDING for each in range(last + 1)]
         full = listed_kinds(values, usual)[layer] == FULL
-        own = {"rotary": None} if full else {"window": required_count(values, "sliding_window")}
+        own = {"rotary": None} if full else self.kind_options(values, SLIDING)
         return {"norm_eps": values["rms_norm_eps"], **own}
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:

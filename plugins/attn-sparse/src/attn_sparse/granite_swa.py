@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import FULL, SLIDING, required_count
 from attn_models.adapters.families.granite import GraniteAdapter
-from attn_models.adapters.family import FULL, LLAMA_NAMES, SLIDING, kind_keys, listed_kinds
+from attn_models.adapters.family import LLAMA_NAMES, kind_keys, listed_kinds
 from attn_models.attention import layer_attentions
 
 
@@ -30,9 +30,7 @@ class GraniteSwaAdapter(GraniteAdapter):
         """The scale of the scores, a window, and the layer's own rotary base, of which 0 means no rotary positions."""
         layers, base = required_count(values, "num_hidden_layers"), self.rope(values).base
         kind = listed_kinds(values, [SLIDING if each % 4 else FULL for each in range(layers)])[layer]
-        options = super().layer_options(values, layer)
-        if kind == SLIDING:
-            options["window"] = required_count(values, "sliding_window")
+        options = super().layer_options(values, layer) | self.kind_options(values, kind)
         given = values.get("layer_rope_theta")
         bases = [base] * layers if given is None else given
         if not isinstance(bases, list) or len(bases) != layers or any(type(one) not in (int, float) for one in bases):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
+from attn_models.adapters.base import listed_layer_types, objects_of, require_allowed, required_count
 from attn_models.adapters.family import (
     GROUPED,
     LLAMA_NAMES,
@@ -17,7 +17,7 @@ from attn_models.adapters.family import (
     dense_first,
     shared_experts,
 )
-from attn_models.adapters.hf_config import Rope, objects_of, one_rope_of
+from attn_models.adapters.rope import Rope, one_rope_of
 from attn_models.attention import layer_attentions
 
 MATRICES = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -48,9 +48,10 @@ class MiniMaxM2Adapter(FamilyAdapter):
     }
     reads = frozenset({"attn_type_list", "rotary_dim", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"})
     derived_names = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp\.")
+    aliases = {"num_experts": "num_local_experts"}
     nulls = frozenset()
     rope_base = 5e6
-    partial_rotary = True
+    rotary_fraction = 1.0
     mechanism = "attn-variants/gemma"
     names = (
         LLAMA_NAMES
@@ -122,9 +123,10 @@ class MiniMaxM3Adapter(FamilyAdapter):
         *(SHARED, CONFIG, HEADS[0], *(key for key, _, _ in INDEX.values()))
     }
     option_keys = {ours: key for ours, (key, _, _) in INDEX.items()}
+    aliases = {"num_experts": "num_local_experts"}
     nulls = frozenset()
     rope_base = 5e6
-    partial_rotary = True
+    rotary_fraction = 1.0
     names = (
         LLAMA_NAMES
         | QK_NORM

@@ -236,6 +236,8 @@ class OnPolicyConfig(_message.Message):
     LMBDA_FIELD_NUMBER: _builtins.int
     USE_BIAS_CORRECTION_KL_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    ROLLOUT_SERVER_FIELD_NUMBER: _builtins.int
+    ROLLOUT_MODEL_FIELD_NUMBER: _builtins.int
     num_generations: _builtins.int
     """Completions of each prompt, whose rewards are compared."""
     num_iterations: _builtins.int
@@ -266,6 +268,10 @@ class OnPolicyConfig(_message.Message):
     """Weight the divergence by the ratio too, so that its gradient is unbiased."""
     batch_invariant: _builtins.bool
     """GRPO: compute the forward passes of sampling and of training by the same operations in the same order."""
+    rollout_server: _builtins.str
+    """GRPO: HOST:PORT of a running server whose engines sample."""
+    rollout_model: _builtins.str
+    """Name of the base model there."""
     @_builtins.property
     def reward_funcs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Rewards of completions by name, added up."""
@@ -293,10 +299,12 @@ class OnPolicyConfig(_message.Message):
         lmbda: _builtins.float | None = ...,
         use_bias_correction_kl: _builtins.bool | None = ...,
         batch_invariant: _builtins.bool = ...,
+        rollout_server: _builtins.str | None = ...,
+        rollout_model: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_rollout_model", b"_rollout_model", "_rollout_server", b"_rollout_server", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "rollout_model", b"rollout_model", "rollout_server", b"rollout_server", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "batch_invariant", b"batch_invariant", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "mask_truncated_completions", b"mask_truncated_completions", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "reward_funcs", b"reward_funcs", "reward_weights", b"reward_weights", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta", b"_beta", "_epsilon_high", b"_epsilon_high", "_epsilon_low", b"_epsilon_low", "_importance_sampling_level", b"_importance_sampling_level", "_lmbda", b"_lmbda", "_loss_type", b"_loss_type", "_max_completion_length", b"_max_completion_length", "_num_generations", b"_num_generations", "_num_iterations", b"_num_iterations", "_rollout_model", b"_rollout_model", "_rollout_server", b"_rollout_server", "_scale_rewards", b"_scale_rewards", "_temperature", b"_temperature", "_use_bias_correction_kl", b"_use_bias_correction_kl", "batch_invariant", b"batch_invariant", "beta", b"beta", "epsilon_high", b"epsilon_high", "epsilon_low", b"epsilon_low", "importance_sampling_level", b"importance_sampling_level", "lmbda", b"lmbda", "loss_type", b"loss_type", "mask_truncated_completions", b"mask_truncated_completions", "max_completion_length", b"max_completion_length", "num_generations", b"num_generations", "num_iterations", b"num_iterations", "reward_funcs", b"reward_funcs", "reward_weights", b"reward_weights", "rollout_model", b"rollout_model", "rollout_server", b"rollout_server", "scale_rewards", b"scale_rewards", "temperature", b"temperature", "use_bias_correction_kl", b"use_bias_correction_kl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
     _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
@@ -316,6 +324,10 @@ class OnPolicyConfig(_message.Message):
     _WhichOneofArgType__num_generations: _TypeAlias = _typing.Literal["_num_generations", b"_num_generations"]  # noqa: Y015
     _WhichOneofReturnType__num_iterations: _TypeAlias = _typing.Literal["num_iterations"]  # noqa: Y015
     _WhichOneofArgType__num_iterations: _TypeAlias = _typing.Literal["_num_iterations", b"_num_iterations"]  # noqa: Y015
+    _WhichOneofReturnType__rollout_model: _TypeAlias = _typing.Literal["rollout_model"]  # noqa: Y015
+    _WhichOneofArgType__rollout_model: _TypeAlias = _typing.Literal["_rollout_model", b"_rollout_model"]  # noqa: Y015
+    _WhichOneofReturnType__rollout_server: _TypeAlias = _typing.Literal["rollout_server"]  # noqa: Y015
+    _WhichOneofArgType__rollout_server: _TypeAlias = _typing.Literal["_rollout_server", b"_rollout_server"]  # noqa: Y015
     _WhichOneofReturnType__scale_rewards: _TypeAlias = _typing.Literal["scale_rewards"]  # noqa: Y015
     _WhichOneofArgType__scale_rewards: _TypeAlias = _typing.Literal["_scale_rewards", b"_scale_rewards"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -340,6 +352,10 @@ class OnPolicyConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_generations) -> _WhichOneofReturnType__num_generations | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_iterations) -> _WhichOneofReturnType__num_iterations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rollout_model) -> _WhichOneofReturnType__rollout_model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rollout_server) -> _WhichOneofReturnType__rollout_server | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scale_rewards) -> _WhichOneofReturnType__scale_rewards | None: ...
     @_typing.overload

@@ -126,8 +126,12 @@ class ChildProcess(EngineClient):
 
     async def update_weights(self, data: bytes, offset: int, shutdown_timeout: float, *, last: bool) -> None:
         """See `EngineClient.update_weights`; a child that dies later is not started again, as the weights die too."""
-        await self._running().call("update_weights", data, offset, shutdown_timeout, last)
-        self._updated = self._updated or last
+        call = self._running().call
+        await call("stage_weights", data, offset)
+        if last:
+            await call("open_staged")
+            await call("use_staged", shutdown_timeout)
+            self._updated = True
 
     async def stats(self) -> EngineStats:
         """The current engine statistics."""

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,10 @@ class EngineServer:
         )
         return self.address
 
+    def address_now(self) -> ReplicaAddress | None:
+        """The address, with whether the model is another than that of its folder by now."""
+        return None if self.address is None else replace(self.address, changed=self.engine.changed)
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new tasks, give gateways up to `timeout_s` seconds to move the running ones, then stop."""
         self._draining = True
@@ -168,8 +173,6 @@ class EngineServer:
                 return await self._prefill(session_id, task)
             case "cancel", (task_id,):
                 await self._cancel(task_id)
-            case "update_weights", (*part, last):
-                await self.engine.update_weights(*part, last=last)
             case _:
                 return await getattr(self.engine, method)(*arguments)
         return None

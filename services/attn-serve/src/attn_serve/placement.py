@@ -1,15 +1,20 @@
-"""Where engines run: the devices and threads of this machine, and the shares of its GPUs that are reserved."""
+"""Where engines run: the devices and threads of this machine, shares of its GPUs, and the machines of a Ray cluster."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
-from attn_core.errors import OutOfCapacity
-from attn_schema import EngineConfig
+from attn_core.errors import InvalidValue, OutOfCapacity
+from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus
+from attn_schema import DeploymentConfig, EngineConfig
 from attn_schema.child_process import Child
 from attn_schema.cores import brief_spins, rank_cores
 from attn_schema.device import AUTO, VISIBLE, visible_gpus
+
+from attn_serve.sources import weight_files
 
 ROUNDING = 1e-6
 ENGINE = "attn_serve.engine_server:main"
@@ -88,3 +93,48 @@ class EngineProcesses:
         spare, self._spare = self._spare, None
         if spare is not None:
             spare[1].stop(0.0)
+
+
+def replica_bytes(folder: Path, config: EngineConfig) -> int:
+    """The minimum memory that a replica needs, in bytes: its weights as stored, and its KV cache."""
+    return sum(path.stat().st_size for path in weight_files(folder)) + (config.kv_cache_memory_bytes or 0)
+
+
+def rank_resources(folder: Path, config: EngineConfig, gpu: GpuRequest) -> dict[str, float]:
+    """The Ray resources of each rank of a replica: a share of a GPU (a whole one with several ranks), or memory."""
+    ranks = config.tensor_parallel_size
+    if gpu.num_gpus:
+        return {"GPU": gpu.num_gpus if ranks == 1 else 1.0}
+    return {"memory": max(1, replica_bytes(folder, config) // ranks)}
+
+
+def require_places(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
+    """Raise unless the machines of the cluster have room for all replicas; Ray would wait for room forever.
+
+    `InvalidValue` if there is no room for one replica, `OutOfCapacity` if there is room for too few.
+    """
+    import ray
+
+    wanted = deployment.max_replicas or deployment.at_first
+    gpu = gpu_request(config.device, config.gpu_memory_utilization, known_gpus())
+    ranks, ((kind, share),) = config.tensor_parallel_size, rank_resources(folder, config, gpu).items()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    what = f"{share:g} of a GPU" if kind == "GPU" else f"{share / 2**30:.2f} GiB of memory"
+    what = what if ranks == 1 else f"{ranks} times {what}"
+    # The ranks of a replica may be on several machines.
+    places = sum(math.floor(node.get(kind, 0.0) / max(share, 1e-6) + 1e-6) for node in nodes) // ranks
+    if not places:
+        largest = max((node.get("memory", 0.0) for node in nodes), default=0.0) / 2**30
+        raise InvalidValue.of(
+            "source",
+            str(folder),
+            f"a model that fits: a replica needs {what}; the largest machine has {largest:.2f} GiB",
+        )
+    if places < wanted:
+        field = "max_replicas" if deployment.max_replicas else "replicas"
+        raise OutOfCapacity(
+            f"{field}: {wanted} replicas cannot be placed: each needs {what}, and the cluster has room for {places}",
+            field=field,
+            given=wanted,
+            room=places,
+        )

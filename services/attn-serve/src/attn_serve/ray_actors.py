@@ -120,9 +120,10 @@ class ModelReplica:
         if self._error is not None:
             self._error_reported = True
             raise self._error
-        if self._server.address is None:
+        address = self._server.address_now()
+        if address is None:
             raise InternalError("the replica has no address")
-        return self._server.address
+        return address
 
     async def check_health(self) -> None:
         """Raise if the engine has ended, or loading failed and `address` reported it, so that Ray Serve replaces it."""

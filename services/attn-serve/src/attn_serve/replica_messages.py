@@ -78,13 +78,17 @@ def open_channel(target: str, tls: ReplicaTls | None) -> grpc.aio.Channel:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaAddress:
-    """The address at which a replica listens, the secret it requires, its process id, and the model that it loaded."""
+    """The address at which a replica listens, the secret it requires, its process id, and the model that it loaded.
+
+    `changed` says that it has other weights by now, or sleeps.
+    """
 
     id: str
     target: str
     secret: str
     pid: int
     info: ModelInfo
+    changed: bool = False
 
 
 class SentError(msgspec.Struct, frozen=True):
@@ -224,7 +228,10 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "unload_adapter": (tuple[str], None),
     "sleep": (tuple[float], None),
     "wake_up": (tuple[()], None),
-    "update_weights": (tuple[bytes, int, float, bool], None),
+    "stage_weights": (tuple[bytes, int], None),
+    "open_staged": (tuple[()], None),
+    "use_staged": (tuple[float], None),
+    "drop_staged": (tuple[()], None),
 }
 """The argument types and the result type of each method that a gateway may call."""
 

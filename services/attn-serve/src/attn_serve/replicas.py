@@ -8,18 +8,24 @@ import hashlib
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from attn_core.errors import AttnError, InvalidValue, MissingPackage, OutOfCapacity, Unavailable, UserError
-from attn_engine.client import EmbedTask, EngineClient, EngineLost, TextTask
+from attn_core.errors import (
+    AttnError,
+    MissingPackage,
+    Unavailable,
+    UserError,
+    WrongState,
+)
+from attn_engine.client import EmbedTask, EngineClient, EngineLost, TextTask, resumed
 from attn_engine.host.ranks import require_tensor_parallel
 from attn_engine.host.tokenization import PromptTokenizer
 from attn_gateway import ReplicaTls
-from attn_gateway.ray_gpus import GpuRequest, gpu_request, known_gpus, require_free
+from attn_gateway.ray_gpus import gpu_request, known_gpus, require_free
 from attn_models.tokenizers import Tokenizer
 from attn_schema import (
     AttentionMap,
@@ -29,16 +35,18 @@ from attn_schema import (
     EngineConfig,
     EngineStats,
     ModelInfo,
+    OutputDelta,
     Prompt,
     ReplicaStats,
     Tokenization,
 )
 
 from attn_serve.adapter_folders import AdapterFolders
-from attn_serve.placement import engine_environment, with_threads
+from attn_serve.placement import engine_environment, rank_resources, require_places, with_threads
 from attn_serve.ray_actors import ModelReplica
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import ReplicaAddress, StateTicket
+from attn_serve.replica_weights import ReplicaWeights
 from attn_serve.routing import PrefixRouter, block_hashes
 from attn_serve.sources import weight_files
 
@@ -89,6 +97,7 @@ class Replicas(EngineClient):
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._adapters = AdapterFolders()
+        self._weights = ReplicaWeights(folder)
         self._refused: AttnError | None = None
         """Why no replica that was started last could load the model, such as that its files have changed."""
         self._tokenizer: PromptTokenizer | None = None
@@ -121,6 +130,7 @@ class Replicas(EngineClient):
             else:
                 await self._wake()  # the first replica may have been stopped as idle by now
             addresses = await self._addresses()
+        self._weights.require_unchanged(addresses)
         await self._connect(addresses)
         self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
         self._watcher = asyncio.create_task(self._watch(), name=f"replicas of {self._name}")
@@ -150,7 +160,7 @@ class Replicas(EngineClient):
         return {name: replica.stats for name, replica in self._replicas.items()}
 
     def require_places(self, deployment: DeploymentConfig) -> None:
-        """Raise unless the cluster has room for the replicas of `deployment`; see the module's `require_places`."""
+        """Raise unless the cluster has room for the replicas of `deployment`; see `placement.require_places`."""
         require_places(self._folder, self._config, deployment)
 
     async def pids(self) -> list[int]:
@@ -188,6 +198,27 @@ class Replicas(EngineClient):
         """Remove an adapter from all replicas; running tasks go on."""
         await self._call_all("unload_adapter", name)
         self._adapters.remove(name)
+
+    async def sleep(self, shutdown_timeout: float) -> None:
+        """Free weights and KV cache of all replicas, also of those that start later."""
+        await self._weights.sleep(shutdown_timeout, self._replicas.values())
+
+    async def wake_up(self) -> None:
+        """Load the model again on all replicas, or on none."""
+        await self._weights.wake_up(self._replicas.values())
+
+    async def update_weights(self, data: bytes, offset: int, shutdown_timeout: float, *, last: bool) -> None:
+        """Replace the weights of all replicas or of none; those that start later get them too."""
+        await self._weights.update((data, offset), shutdown_timeout, self._replicas, last=last)
+
+    def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
+        """The deltas of a task, whose rest another replica computes if its own is lost, unless with other weights."""
+        return resumed(task, partial(self._follow, self._weights.version))
+
+    def _follow(self, version: int, part: TextTask) -> AsyncGenerator[OutputDelta, None]:
+        if part.resume is not None and version != self._weights.version:
+            raise WrongState("aborted: the replica was lost, and the model has other weights now")
+        return self.streams.follow(part, self.submit, self.cancel)
 
     async def _call_all(self, method: str, *arguments: Any) -> None:
         if self._handle is None:
@@ -299,11 +330,10 @@ class Replicas(EngineClient):
             try:
                 await replica.connect()
                 await self._adapters.load_into(partial(replica.call, "load_adapter"))
+                await self._weights.bring_up(replica, self._replicas)
             except AttnError as error:
                 log.warning("replica %s is not used: %s", address.id, error.message)
                 await replica.close()
-            else:
-                self._replicas[address.id] = replica
 
         await asyncio.gather(*(one(address) for address in addresses if address.id not in self._replicas))
 
@@ -438,48 +468,3 @@ def replicas_for_load(context: Any) -> tuple[int, dict[str, Any]]:
     wanted = math.ceil(requests / config.target_ongoing_requests)
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
     return max(least, min(most, wanted)), {}
-
-
-def replica_bytes(folder: Path, config: EngineConfig) -> int:
-    """The minimum memory that a replica needs, in bytes: its weights as stored, and its KV cache."""
-    return sum(path.stat().st_size for path in weight_files(folder)) + (config.kv_cache_memory_bytes or 0)
-
-
-def rank_resources(folder: Path, config: EngineConfig, gpu: GpuRequest) -> dict[str, float]:
-    """The Ray resources of each rank of a replica: a share of a GPU (a whole one with several ranks), or memory."""
-    ranks = config.tensor_parallel_size
-    if gpu.num_gpus:
-        return {"GPU": gpu.num_gpus if ranks == 1 else 1.0}
-    return {"memory": max(1, replica_bytes(folder, config) // ranks)}
-
-
-def require_places(folder: Path, config: EngineConfig, deployment: DeploymentConfig) -> None:
-    """Raise unless the machines of the cluster have room for all replicas; Ray would wait for room forever.
-
-    `InvalidValue` if there is no room for one replica, `OutOfCapacity` if there is room for too few.
-    """
-    import ray
-
-    wanted = deployment.max_replicas or deployment.at_first
-    gpu = gpu_request(config.device, config.gpu_memory_utilization, known_gpus())
-    ranks, ((kind, share),) = config.tensor_parallel_size, rank_resources(folder, config, gpu).items()
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    what = f"{share:g} of a GPU" if kind == "GPU" else f"{share / 2**30:.2f} GiB of memory"
-    what = what if ranks == 1 else f"{ranks} times {what}"
-    # The ranks of a replica may be on several machines.
-    places = sum(math.floor(node.get(kind, 0.0) / max(share, 1e-6) + 1e-6) for node in nodes) // ranks
-    if not places:
-        largest = max((node.get("memory", 0.0) for node in nodes), default=0.0) / 2**30
-        raise InvalidValue.of(
-            "source",
-            str(folder),
-            f"a model that fits: a replica needs {what}; the largest machine has {largest:.2f} GiB",
-        )
-    if places < wanted:
-        field = "max_replicas" if deployment.max_replicas else "replicas"
-        raise OutOfCapacity(
-            f"{field}: {wanted} replicas cannot be placed: each needs {what}, and the cluster has room for {places}",
-            field=field,
-            given=wanted,
-            room=places,
-        )

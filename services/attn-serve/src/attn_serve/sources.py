@@ -123,8 +123,8 @@ def require_memory(wanted: int, taken: int, most: float | None) -> None:
 def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
     """The folder of a model or an adapter, given an absolute path or a name under the home's models.
 
-    For the path of a GGUF file it is the folder into which it is converted below the home. Names in `hidden` are
-    treated as unknown.
+    For the path of a GGUF file it is the folder into which it is converted below the home; one with an adapter is read
+    as it is. Names in `hidden` are treated as unknown.
 
     Raises `UnknownName`, which suggests similar names, `CheckpointInvalid` for a path that is not a model folder, and
     for a file what `folder_of_gguf` raises.
@@ -132,6 +132,8 @@ def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
     given = path_of(source)
     if given.is_absolute():
         if os.path.isfile(given):  # noqa: PTH113
+            if is_adapter(given):
+                return given
             from attn_models.sources.gguf_files import folder_of_gguf
 
             return folder_of_gguf(given, home)

@@ -213,16 +213,20 @@ class BaseModel:
         """The model to train; its submodule `lora` is the adapter, if there is one."""
         return self.loaded.model
 
+    @property
+    def layout(self) -> str:
+        """The `model_type` of the base's folder."""
+        return str(read_config(self.folder / "config.json").get("model_type", NativeAdapter.model_type))
+
     def save(self, target: Path) -> Path:
         """Write the finished model in the layout of its base, or the adapter in PEFT's layout."""
         if self.adapter is not None:
             return write_adapter(target, self.adapter, self.model, self.folder)
-        layout = read_config(self.folder / "config.json").get("model_type", NativeAdapter.model_type)
         return save_model(
             target,
             self.model,
             self.tokenizer,
-            layout=layout,
+            layout=self.layout,
             generation=self.loaded.generation or None,
             base=self.loaded.hf_config,
         )

@@ -17,8 +17,9 @@ from attn_train.data.labels import label_files
 from attn_train.data.load import PAIRS, TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
 from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.prompts import PROMPT, encoded_prompt, prompt_rows
+from attn_train.data.reading import Reading
 from attn_train.data.rendering import require_template
-from attn_train.data.shapes import Chat, Reading
+from attn_train.data.shapes import Chat
 from attn_train.data.synthetic import TASKS
 from attn_train.data.token_shards.inputs import has_rows, input_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED

@@ -76,11 +76,12 @@ class DistributedGroup(Group):
         self.layout = layout
         self.workers = layout.workers
         self.mesh = mesh_of(layout, device_type)
-        self.leads = dist.get_rank() == 0
+        self.rank = dist.get_rank()
+        self.leads = self.rank == 0
         self.tp = Rank(self.mesh.get_local_rank("tp"), layout.tp)
         self._data = self.mesh["dp_replicate", "cp", "dp_shard"]._flatten("data").get_group()  # noqa: SLF001 -- torch's own way
         self._tp = self.mesh["tp"].get_group()
-        self.writers = dist.new_group(backend="gloo")
+        self.hosts, self.writers = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
         self._context: Any = None
         self._splits: Mapping[str, ParameterSplit] = {}
         self._partial: list[str] = []
@@ -129,6 +130,12 @@ class DistributedGroup(Group):
         """See `Group.summed`; sums over all workers with different sequences or tokens."""
         total = value.detach().clone()
         dist.all_reduce(total, group=self._data)
+        return total
+
+    def summed_on_hosts(self, value: Tensor) -> Tensor:
+        """See `Group.summed_on_hosts`."""
+        total = value.clone()
+        dist.all_reduce(total, group=self.hosts)
         return total
 
     def finish_gradients(self) -> None:

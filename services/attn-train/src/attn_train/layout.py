@@ -51,9 +51,12 @@ def check_layout(model: nn.Module, config: TrainingConfig) -> None:
     _check_batch(config, layout)
     if samples_keys(model):
         raise Incompatible("layers that sample keys can only be trained by 1 worker", field="config.workers")
-    if config.data.format in ("preference", "prompt") or config.objective.teacher is not None:
-        message = "training with preferences, rewards or a teacher is only supported with 1 worker"
+    if config.data.format == "preference" or config.objective.teacher is not None:
+        message = "training with preferences or a teacher is only supported with 1 worker"
         raise Incompatible(message, field="config.workers")
+    if config.data.format == "prompt" and config.on_policy.loss_type == "bnpo":
+        message = "the loss bnpo is a mean over all tokens of a batch: several workers need grpo, dr_grpo or dapo"
+        raise Incompatible(message, field="config.on_policy.loss_type")
     whole = layout.tp == layout.dp_shard == layout.cp == 1
     if config.model.base_model is not None and not whole:
         message = "training from a base model is not sharded or split: dp_shard, tp and cp must be 1"

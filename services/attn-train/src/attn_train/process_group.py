@@ -23,6 +23,9 @@ class Group:
 
     leads = True
     workers = 1
+    rank = 0
+    hosts: dist.ProcessGroup | None = None
+    """The process group for what is on the hosts, such as sampled completions; None with a single worker."""
     writers: dist.ProcessGroup | None = None
     """The process group for writing checkpoints, in parallel to training; None with a single worker."""
 
@@ -43,6 +46,10 @@ class Group:
 
     def summed(self, value: Tensor) -> Tensor:
         """Return the sum of a number over all workers that have parts of the batch."""
+        return value
+
+    def summed_on_hosts(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor on the CPU over all workers. A collective: every worker must call it."""
         return value
 
     def finish_gradients(self) -> None:

@@ -318,6 +318,8 @@ class TrainingHandlers:
         from attn_train.model import resolved
 
         config = resolved(request.config)
+        if config.on_policy.rollout_server:
+            caller.require_admin("rollout_server")
         if request.job_id:
             admission.check_job_id(request.job_id)
         async with self.checks.turn(caller.tenant):

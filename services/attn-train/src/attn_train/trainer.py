@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from attn_core.errors import AttnError, CheckpointInvalid, Incompatible, Unavailable, UserError
+from attn_core.errors import AttnError, CheckpointInvalid, Incompatible, Unavailable
 from attn_models.decoder.mixture_of_experts import update_router_biases
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from attn_train.checkpoint import (
     restore_random_states,
 )
 from attn_train.collectives import require_no_failure
+from attn_train.divergence import Divergence, TrainingDiverged, require_finite
 from attn_train.gradient_norms import GradientNorms
 from attn_train.optimizer import (
     learning_rate,
@@ -63,12 +64,6 @@ Read = TypeVar("Read")
 NAMED = 5
 """The number of weights that are named in a message."""
 NO_DIGEST = torch.tensor([], dtype=torch.uint8)
-
-
-class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
-    """The loss is NaN or infinite."""
-
-    reason = "TRAINING_DIVERGED"
 
 
 @dataclass
@@ -113,6 +108,7 @@ class Trainer:
         self._device = self._trained[0].device
         self._halves = half_weights(model, config.precision, self._device)
         self._task = dataset.task(config)
+        self._divergence = Divergence(dataset, self._task)
         self._width: int | None = getattr(getattr(model, "config", None), "hidden_size", None)
         ratio = config.optimizer.max_grad_norm_ratio
         self._norms = None if ratio is None else GradientNorms(ratio)
@@ -251,7 +247,10 @@ class Trainer:
         if self._group.agreed_step(self._saved_step or 0) == self.step:
             return
         for name, last in self._last.items():
-            self._require_finite(name, last.item(), self.step)
+            require_finite(name, last.item(), self.step)
+        if "loss" in self._last and self._divergence.is_bad(self._last["loss"].item()):
+            report.log(f"no checkpoint at step {self.step}: the loss is that of a diverged model; the last one is kept")
+            return
         report.flush()
         self._writer.begin(Progress(step=self.step, elapsed_seconds=self.elapsed), self._state())
         self._writer.stops.seconds[-1] += time.perf_counter() - began
@@ -353,7 +352,7 @@ class Trainer:
         self._throughput.seconds += seconds
         if measured:
             values |= self._speed() | metrics_of(self._task)
-            self._require_finite("loss", values["loss"], self.step)
+            self._divergence.measured(values["loss"], self.step, last=last)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
         if last or self._best.waited_enough:
@@ -432,7 +431,7 @@ class Trainer:
         if self._norms is None:
             return False
         # Checked at every step, as NaN losses would otherwise be noticed only in steps with metrics.
-        self._require_finite("loss", loss.item(), self.step + 1)
+        require_finite("loss", loss.item(), self.step + 1)
         length, limit = norm.item(), self._norms.limit()
         skipped = self._group.agreed_choice(chosen=self._norms.too_large(length))
         self._norms.add(length, skipped=skipped)
@@ -473,14 +472,6 @@ class Trainer:
         speed = (self._task.tokens - self._throughput.tokens) / self._throughput.seconds
         self._throughput = Throughput(tokens=self._task.tokens)
         return {"tokens_per_second": speed, "elapsed_seconds": self.elapsed}
-
-    def _require_finite(self, name: str, value: float, step: int) -> None:
-        if not math.isfinite(value):
-            raise TrainingDiverged(
-                f"the {name} is {value} at step {step}; a lower learning rate or a longer warm-up may help",
-                step=step,
-                loss=value,
-            )
 
     def _try_save(self, report: Reporter) -> None:
         """Like `save`, but a failure is only reported."""

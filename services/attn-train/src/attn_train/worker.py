@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,8 @@ from attn_train.settings import Layout
 from attn_train.stalls import is_disk_error, is_file_error, pausing, with_retries
 from attn_train.tasks.base import Dataset, derived
 from attn_train.tasks.distillation import distilled
+from attn_train.tasks.grpo import PromptDataset
+from attn_train.tasks.rollouts import RolloutsLost, sampler_of
 from attn_train.trainer import Trainer
 
 LOCK_SECONDS = 60.0
@@ -74,6 +77,8 @@ def work(
             return _train(assignment, MessageReporter(send, flush), stop, group)
     except Exception as error:  # any error, such as a mechanism's, fails the job, not the worker process
         log.exception("job %s failed in attempt %d", assignment.job_id, assignment.attempt)
+        if isinstance(error, RolloutsLost):
+            return Lost(error=JobError.of(error))
         if group.lost_others(error):
             return Lost(error=JobError.of(Unavailable(f"another worker was lost: {error}")))
         return Failed(error=JobError.of(as_attn_error(error)))
@@ -127,6 +132,8 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
     dataset = distilled(load_dataset(config, assignment.home, reporter.log), config, assignment.home)
     base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
     model = build_model(config, dataset) if base is None else base.model
+    if isinstance(dataset, PromptDataset) and base is not None:
+        dataset = replace(dataset, sampler=sampler_of(config, base.layout, group))
     described = _description(model, dataset, config.workers)
     trainer = _trainer(assignment, model, dataset, group)
     waiting = Waiting(reporter, stop, group)

@@ -10,9 +10,9 @@ from attn_core.errors import AlreadyExists, OutOfCapacity, UnknownName, WrongSta
 from attn_gateway.records import Database
 from attn_gateway.records.tables import events, jobs
 from attn_schema.training import Checkpoint, JobError, JobState, LogLine, Metrics, StateChange
+from attn_train.divergence import TrainingDiverged
 from attn_train.records import TRANSITIONS, Stop
 from attn_train.store import JobStore, Superseded
-from attn_train.trainer import TrainingDiverged
 from sqlalchemy import select, update
 
 S = JobState

@@ -15,7 +15,7 @@ from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_schema.training import DataConfig
 from attn_train.data import conversations
-from attn_train.data.shapes import Reading
+from attn_train.data.reading import Reading
 from attn_train.data.token_shards.inputs import input_files
 from attn_train.tasks.distillation import distillation_loss
 from attn_train.tasks.instruction_tuning import chat_dataset

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_train.checkpoint import CheckpointFolder
+from attn_train.divergence import TrainingDiverged
 from attn_train.records import StopFlag
-from attn_train.trainer import Trainer, TrainingDiverged
+from attn_train.trainer import Trainer
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(bigram, text, config, record, tmp_path):
@@ -45,6 +46,38 @@ def test_weights_that_are_no_numbers_never_replace_a_checkpoint(bigram, text, co
     again = bigram()
     assert Trainer(again, text, config, checkpoints=CheckpointFolder(tmp_path)).resume()
     assert all(parameter.isfinite().all() for parameter in again.parameters())
+
+
+def with_losses(trainer, of_step):
+    """Let the losses be those of a function of the number of steps done; gradients are not changed."""
+    plain = trainer._task.loss
+
+    def loss(*given):
+        found = plain(*given)
+        return found - found.detach() + of_step(trainer.step)
+
+    trainer._task.loss = loss
+
+
+def test_a_model_that_becomes_worse_than_guessing_ends_the_run_and_keeps_the_last_good_checkpoint(
+    bigram, text, config, changed, record, tmp_path
+):
+    config = changed(config, evaluation__logging_steps=1, checkpoint__save_steps=1, checkpoint__save_total_limit=1)
+    seen = record()
+    trainer = Trainer(bigram(), text, config, checkpoints=CheckpointFolder(tmp_path))
+    with_losses(trainer, lambda done: 2.0 if done < 7 else 12.0)
+    with pytest.raises(TrainingDiverged, match="step 10, far above"):
+        trainer.run(seen, StopFlag())
+    assert CheckpointFolder(tmp_path).newest().step == 7
+    assert max(seen.losses) == 9
+
+
+def test_a_hard_batch_and_a_bad_beginning_are_no_divergence(bigram, text, config, changed, record):
+    trainer = Trainer(bigram(), text, changed(config, evaluation__logging_steps=1))
+    with_losses(trainer, lambda done: 12.0 if done in {*range(6), 12, 13, 15, 16} else 2.0)
+    seen = record()
+    trainer.run(seen, StopFlag())
+    assert len(seen.losses) == 30
 
 
 def test_a_text_without_validation_is_trained_on_without_a_validation_loss(bigram, words, config, record):

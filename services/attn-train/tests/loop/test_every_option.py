@@ -141,6 +141,8 @@ ELSEWHERE = {
     "max_failures": "tests/jobs/test_supervisor.py: one loss more than allowed",
     "workers": "tests/parallel/test_groups.py",
     "batch_invariant": "tests/loop/test_grpo.py: log probabilities are those of the engine",
+    "rollout_server": "tests/combinations/test_rewards_on_several_engines.py: the same run as in one process",
+    "rollout_model": "tests/combinations/test_rewards_on_several_engines.py",
     "device": "tests/loop/test_on_gpu.py; a device that is not there is refused",
     "torch_compile": "tests/loop/test_blocks.py: the blocks are compiled",
     "gradient_checkpointing": "tests/service/test_estimates.py: activations are not held",

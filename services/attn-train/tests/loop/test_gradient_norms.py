@@ -9,9 +9,10 @@ import statistics
 import pytest
 import torch
 from attn_train.checkpoint import CheckpointFolder
+from attn_train.divergence import TrainingDiverged
 from attn_train.gradient_norms import FEWEST, WINDOW, GradientNorms
 from attn_train.records import Stop, StopFlag
-from attn_train.trainer import Trainer, TrainingDiverged
+from attn_train.trainer import Trainer
 
 
 def parameters(model):

@@ -15,7 +15,7 @@ from attn_schema.prepared import ShowConfig
 from attn_schema.training import DataConfig
 from attn_train.data.conversations import checked_chats, checked_preferences, read_chats, read_splits, rows_in
 from attn_train.data.preview import preview, shown
-from attn_train.data.shapes import Reading
+from attn_train.data.reading import Reading
 from attn_train.data.token_shards.inputs import input_files
 from small_tasks import chats
 
@@ -84,6 +84,17 @@ PREFERENCES = {
     "PKU-SafeRLHF": {"prompt": "hi", "response_0": "no", "response_1": "yes", "better_response_id": 1},
     "HelpSteer2": {"prompt": "hi", "response_1": "yes", "response_2": "no", "preference_strength": -2},
     "HelpSteer3": {"context": [HI], "response1": "no", "response2": "yes", "overall_preference": 1},
+    "WebGPT": {
+        "question": {"id": "1", "full_text": "hi"}, "answer_0": "no", "answer_1": "yes", "score_0": -1, "score_1": 0.5,
+    },
+    "Nectar": {
+        "prompt": "\n\nHuman: hi\n\nAssistant: ",
+        "answers": [{"answer": "well", "rank": 2.0}, {"answer": "no", "rank": 3.0}, {"answer": "yes", "rank": 1.0}],
+    },
+    "arena, 55k": {
+        "prompt": '["hi"]', "response_a": '["yes"]', "response_b": '["no"]', "winner_model_a": 1, "winner_model_b": 0,
+        "winner_tie": 0,
+    },
     "arena": {"conversation_a": [HI, NO], "conversation_b": [HI, YES], "winner": "model_b", "turn": 1},
     "MT-bench, the first turn": {
         "conversation_a": [HI, YES, HI, NO], "conversation_b": [HI, NO, HI, YES], "winner": "model_a", "turn": 1,
@@ -100,6 +111,14 @@ def test_preferences_of_every_published_shape_are_the_same(tmp_path, shape):
     assert reading.aside == (
         set(ULTRA) - {"prompt", "chosen", "rejected", "messages"} if shape == "UltraFeedback" else set()
     )
+
+
+def test_summaries_are_of_a_post_in_the_form_of_their_paper(tmp_path):
+    info = {"id": "t3", "post": "It rained.", "title": "Rain", "subreddit": "weather", "site": None, "article": None}
+    row = {"info": info, "summaries": [{"text": "no"}, {"text": "yes"}], "choice": 1, "worker": "w"}
+    ((_, both),) = checked_preferences(rows(tmp_path / "a.jsonl", row), Reading())
+    asked = "SUBREDDIT: r/weather\nTITLE: Rain\nPOST: It rained.\nTL;DR:"
+    assert [chat.messages for chat in both] == [[{"role": "user", "content": asked}, one] for one in (YES, NO)]
 
 
 def test_of_several_turns_only_what_differs_is_compared(tmp_path):
@@ -129,15 +148,18 @@ def test_ties_are_left_out_and_verdicts_that_differ_are_counted(tmp_path):
         tmp_path / "a.jsonl",
         PREFERENCES["HelpSteer3"] | {"overall_preference": 0},
         PREFERENCES["arena"] | {"winner": "tie (bothbad)"},
+        PREFERENCES["arena, 55k"] | {"winner_model_a": 0, "winner_tie": 1},
+        PREFERENCES["WebGPT"] | {"score_0": 0.5},
+        PREFERENCES["Nectar"] | {"answers": [{"answer": "yes", "rank": 1}, {"answer": "no", "rank": 1}]},
         safe | {"safer_response_id": 1},
         safe | {"safer_response_id": 0},
     )
     reading = Reading()
     answers = [[one.messages[-1] for one in both] for _, both in checked_preferences(found, reading)]
     assert answers == [[YES, NO]] * 2
-    assert sorted(reading.dropped.values()) == [1, 1, 2]  # a verdict, a prompt that comes again, ties
+    assert sorted(reading.dropped.values()) == [1, 1, 5]  # a verdict, a prompt that comes again, ties
     safer = Reading(columns={"better_response_id": "safer_response_id"})
-    answers = [[one.messages[-1] for one in both] for _, both in checked_preferences(found[2:], safer)]
+    answers = [[one.messages[-1] for one in both] for _, both in checked_preferences(found[5:], safer)]
     assert answers == [[YES, NO], [NO, YES]]
     for wrong in ({"better_response_id": 2}, {"better_response_id": None}):
         with pytest.raises(InvalidValue, match="better_response_id"):

@@ -82,15 +82,22 @@ def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
     """
     varlen = known_varlen(operands)
     check_varlen(operands)
-    for number, (query, key) in enumerate(() if varlen is None else varlen.spans()):
+    if varlen is None:
+        return
+    queries, keys = list(varlen.queries), list(varlen.keys)
+    # Split once: the gradients of slices are tensors of the whole each.
+    query, key, value = operands.query.split(queries, 1), operands.key.split(keys, 1), operands.value.split(keys, 1)
+    masks = None if operands.key_padding_mask is None else operands.key_padding_mask.split(keys, 1)
+    fields = {name: field.split(keys, 1) for name, field in operands.fields.items()}
+    for number in range(len(keys)):
         first = number * operands.query.shape[0]
         yield dataclasses.replace(
             operands,
-            query=operands.query[:, query],
-            key=operands.key[:, key],
-            value=operands.value[:, key],
-            key_padding_mask=None if operands.key_padding_mask is None else operands.key_padding_mask[:, key],
-            fields={name: field[:, key] for name, field in operands.fields.items()},
+            query=query[number],
+            key=key[number],
+            value=value[number],
+            key_padding_mask=None if masks is None else masks[number],
+            fields={name: parts[number] for name, parts in fields.items()},
             varlen=None,
             dropout=operands.dropout and dataclasses.replace(operands.dropout, first=operands.dropout.first + first),
         )

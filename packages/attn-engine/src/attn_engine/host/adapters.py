@@ -42,7 +42,7 @@ class LoadedAdapters:
         return found
 
     def load(self, name: str, folder: Path) -> None:
-        """Load an adapter from a folder; returns when requests can use it.
+        """Load an adapter from a folder or a GGUF file; returns when requests can use it.
 
         Loading the same adapter again under its name does nothing, as several gateways may load it. Raises
         `AlreadyExists` for the name of another adapter, `OutOfCapacity` if `max_loras` are loaded, `Incompatible` for
@@ -95,7 +95,7 @@ class LoadedAdapters:
 def _digest_of(folder: Path) -> str:
     """A digest of an adapter's files, equal in every process. Missing files are left to the reader to report."""
     found = blake2b(digest_size=16)
-    for path in (folder / ADAPTER_CONFIG_NAME, folder / ADAPTER_NAME):
+    for path in (folder, folder / ADAPTER_CONFIG_NAME, folder / ADAPTER_NAME):
         if path.is_file():
             with path.open("rb") as file:
                 found.update(file_digest(file, blake2b).digest())

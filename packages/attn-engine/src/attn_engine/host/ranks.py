@@ -7,12 +7,14 @@ one rank ends, the model cannot be used any more.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +35,8 @@ from attn_schema.cores import rank_cores
 from attn_engine.host.loading import use_kernel
 from attn_engine.host.memory import with_kv_cache_memory
 from attn_engine.tensor_parallel import LOST, Follower, Leader
+
+log = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """The timeout in seconds for loading the parts, and for the collective operations of a step."""
@@ -105,7 +109,19 @@ class RankLauncher(Protocol):
 
 def rank_threads(config: EngineConfig) -> int:
     """The number of threads for tensor operations of each rank: that of the config, or its share of the cores."""
-    return config.num_threads or min(torch.get_num_threads(), rank_cores(config.tensor_parallel_size))
+    cores = rank_cores(config.tensor_parallel_size)
+    if config.num_threads is not None and config.num_threads > cores:
+        _warn_of_threads(config.num_threads, cores)
+    return config.num_threads or min(torch.get_num_threads(), cores)
+
+
+@cache
+def _warn_of_threads(asked: int, cores: int) -> None:
+    log.warning(
+        "num_threads is %d, but each rank has only %d of the cores that this process may use: threads wait for one "
+        "another in every step; at most %d is faster",
+        asked, cores, cores,
+    )  # fmt: skip
 
 
 def require_tensor_parallel(folder: Path, config: EngineConfig) -> None:

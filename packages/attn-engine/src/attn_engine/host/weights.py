@@ -6,6 +6,7 @@ import ctypes
 import gc
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from attn_core.errors import CheckpointInvalid, InvalidValue
@@ -16,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 MEMORY = Path("/dev/shm")  # noqa: S108 -- a folder in it has a random name, and only its owner can read it
 """Files here are in memory, not on a disk."""
 WEIGHTS = "model.safetensors"
+PART_BYTES = 2 * 2**20
+"""Bytes of a file in a message, fewer than the 4 MiB that gRPC accepts by default."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of weights that stand for each other; they are converted to that in which the model is computed."""
 
@@ -44,6 +47,13 @@ class StagedWeights:
             raise InvalidValue.of("data", f"{self._size} bytes", f"at most {most}, four times the model's file")
         with Path(self._place.name, WEIGHTS).open("ab") as file:
             file.write(data)
+
+    def parts(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the parts of the file with their offsets, for other engines."""
+        if self._place is not None:
+            with Path(self._place.name, WEIGHTS).open("rb") as file:
+                for offset in range(0, self._size, PART_BYTES):
+                    yield file.read(PART_BYTES), offset
 
     def check(self) -> None:
         """Complete the folder; raises `CheckpointInvalid` unless the weights have the names, shapes and kinds of types

@@ -15,11 +15,12 @@ import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
 from attn_engine.client import TextTask
-from attn_engine.host.ranks import require_tensor_parallel
+from attn_engine.host.ranks import rank_threads, require_tensor_parallel
 from attn_engine.in_process import open_host
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema import EngineConfig, Prompt, SamplingParams
+from attn_schema.cores import usable_cores
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ."
 SECONDS = 120
@@ -125,3 +126,13 @@ def test_what_cannot_be_split_is_refused_before_anything_starts(folder, tmp_path
     assert "2 key/value heads" in told(few, tensor_parallel_size=4)
     require_tensor_parallel(few, EngineConfig(tensor_parallel_size=2))
     assert not torch.distributed.is_initialized()
+
+
+def test_more_threads_than_cores_are_used_and_said_once_by_name(caplog):
+    cores = usable_cores()
+    assert rank_threads(EngineConfig(num_threads=cores)) == cores
+    assert not caplog.records
+    assert [rank_threads(EngineConfig(num_threads=cores + 1)) for _ in range(3)] == [cores + 1] * 3
+    (record,) = caplog.records
+    assert "num_threads" in record.getMessage()
+    assert record.args[:2] == (cores + 1, cores)

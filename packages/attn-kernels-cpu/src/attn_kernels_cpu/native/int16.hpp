@@ -77,33 +77,62 @@ static Int16Rows rounded_rows(const Linear& l, const float* x, int rows, int thr
 }
 
 // The place in a group of the integers that a word's codes at bit FIELD * place are multiplied by, two at a time.
-template <int FIELD>
+template <class Of>
 constexpr int pair_at(int word, int place) {
+  constexpr int FIELD = Of::FIELD;
+  if constexpr (FIELD == 16) return pair_at<typename Of::Narrow>(word / Of::PLACES, word % Of::PLACES);
   return 2 * (FIELD == 4 ? word * 4 + place : word % 4 * 4 + place * 2 + word / 4);
 }
 
-// Adds the products with the codes of a word, from those at bit FIELD * PLACE on.
-template <int FIELD, int ROWS, int PANELS, int PLACE = 0>
-IN_PLACE void add_word(const Ints (&word)[PANELS], int number, const int16_t* x, Ints (&dot)[ROWS][PANELS]) {
-  constexpr int MASK = (1 << FIELD) - 1;
+// Calls `take(place, codes)` for the codes of a word, two at a time, from those at bit FIELD * PLACE on.
+template <class Of, int PANELS, class Take, int PLACE = 0>
+IN_PLACE void each_pair(const Ints (&word)[PANELS], Take take) {
+  constexpr int FIELD = Of::FIELD;
+  constexpr uint32_t MASK = (1 << FIELD) - 1;
   Ints codes[PANELS];
 #pragma GCC unroll 4
   for (int p = 0; p < PANELS; p++) {
     if constexpr (PLACE > 0) codes[p] = right<FIELD * PLACE>(word[p]);
     codes[p] = and_ints(PLACE > 0 ? codes[p] : word[p], all_ints(MASK << 16 | MASK));
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++) {
-    const Fours two = fours_of((const int8_t*)(x + r * GROUP + pair_at<FIELD>(number, PLACE)));
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) dot[r][p] = add_pairs(dot[r][p], codes[p], two);
-  }
-  if constexpr ((PLACE + 1) * FIELD < 16) add_word<FIELD, ROWS, PANELS, PLACE + 1>(word, number, x, dot);
+  take(PLACE, codes);
+  if constexpr ((PLACE + 1) * FIELD < 16) each_pair<Of, PANELS, Take, PLACE + 1>(word, take);
 }
+
+// The codes of a format in words of two, in int16: what many rows are multiplied by is unpacked once.
+template <class Of>
+struct Wide : Of {
+  using Narrow = Of;
+  static constexpr int CODE_BYTES = 1024, FIELD = 16, PLACES = 16 / Of::FIELD;
+  static Ints word(const uint8_t* group, int i) { return load_ints(group + i * 64); }
+
+  // A layer of one panel, whose codes are unpacked into a buffer of the calling thread.
+  static Linear panel_of(const Linear& l, int panel) {
+    static thread_local std::vector<uint8_t> room;
+    room.resize(codes_of_panel<Wide>(l.inputs) + 64);
+    Linear one = some_panels(l, panel, panel + 1);
+    const uint8_t* from = (const uint8_t*)one.weights;
+    uint8_t* to = (uint8_t*)(((uintptr_t)room.data() + 63) / 64 * 64);
+    one.weights = to;
+    const size_t codes = codes_of_panel<Of>(l.inputs);
+    for (int g = 0; g < l.inputs / GROUP; g++, from += Of::CODE_BYTES) {
+      for (int i = 0; i < Of::CODE_BYTES; i += 64) __builtin_prefetch(from + codes + i, 0, 2);
+#pragma GCC unroll 8
+      for (int i = 0; i < 16 / PLACES; i++) {
+        const Ints word[] = {Of::word(from, i)};
+        each_pair<Of>(word, [&](int, const Ints(&codes)[1]) {
+          std::memcpy(to, codes, 64);
+          to += 64;
+        });
+      }
+    }
+    return one;
+  }
+};
 
 template <class Of, int ROWS, int PANELS>
 SHARED_CODE static void int16_tile(const Linear& l, const Int16Rows& from, int row, int panel, Into to) {
-  constexpr int PER = Of::DEEP ? 2 : 1, WORDS = Of::FIELD == 4 ? 4 : 8 / PER;
+  constexpr int PER = Of::DEEP ? 2 : 1, WORDS = Of::FIELD == 4 ? 4 : Of::FIELD / PER;
   const size_t inputs = l.inputs, codes = codes_of_panel<Of>(l.inputs), scales = scales_of_panel<Of>(l.inputs);
   const uint8_t* w = (const uint8_t*)l.weights + panel * codes;
   const uint16_t* of = l.scales + panel * scales;
@@ -120,16 +149,24 @@ SHARED_CODE static void int16_tile(const Linear& l, const Int16Rows& from, int r
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) dot[r][p] = all_ints(Of::ZERO ? x.starts[r * PER + half] : 0);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < WORDS; i++) {
         Ints word[PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
           word[p] = Of::word(w + p * codes, half * WORDS + i);
-          // Prefetch the codes of the next panels: hardware prefetching stops at the end of a page of 4 KB.
-          if (ROWS < Shape::INT_ROWS && half * WORDS + i < Of::CODE_BYTES / 64) __builtin_prefetch(w + (p + PANELS) * codes + (half * WORDS + i) * 64, 0, 3);
+          // The first rows fetch the codes of the next panels: hardware prefetching stops at the end of a page of 4 KB.
+          if (Of::FIELD < 16 && row == 0 && half * WORDS + i < Of::CODE_BYTES / 64)
+            __builtin_prefetch(w + (p + PANELS) * codes + (half * WORDS + i) * 64, 0, 3);
         }
-        add_word<Of::FIELD>(word, half * WORDS + i, x.values, dot);
+        each_pair<Of>(word, [&](int place, const Ints(&codes)[PANELS]) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+          for (int r = 0; r < ROWS; r++) {
+            const Fours two = fours_of((const int8_t*)(x.values + r * GROUP + pair_at<Of>(half * WORDS + i, place)));
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) dot[r][p] = add_pairs(dot[r][p], codes[p], two);
+          }
+        });
       }
 #pragma GCC unroll 4
       for (int p = 0; p < PANELS; p++) {

@@ -39,37 +39,6 @@ struct Leader {
   int64_t finite_place() const { return std::isfinite(value) ? place : -1; }
 };
 
-struct PanelSize {
-  size_t bytes, scales;
-};
-
-static PanelSize size_of_panel(const Linear& l) {
-  const size_t inputs = l.inputs;
-  switch (l.format) {
-    case FLOAT32: return {inputs * 64, 0};
-    case BFLOAT16: return {inputs * 32, 0};
-    case INT8: return {inputs * 16, 0};
-    case BFLOAT16_PAIRS: return {(inputs + DEPTH - 1) / DEPTH * 1024, 0};
-    case INT8_FOURS: return {(inputs + INT8_DEPTH - 1) / INT8_DEPTH * 1024, 0};
-    default:
-      return with_format(l.format, [&](auto of) {
-        return PanelSize{codes_of_panel<decltype(of)>(l.inputs), scales_of_panel<decltype(of)>(l.inputs)};
-      });
-  }
-}
-
-// The outputs of panels `first` to `last` as a layer of their own.
-static Linear some_panels(const Linear& l, int first, int last) {
-  Linear some = l;
-  const PanelSize size = size_of_panel(l);
-  some.outputs = std::min(l.outputs, last * 16) - first * 16;
-  some.weights = (const uint8_t*)l.weights + first * size.bytes;
-  if (l.scales) some.scales = l.scales + first * size.scales;
-  if (l.steps) some.steps = l.steps + first * 16;
-  if (l.bias) some.bias = l.bias + first * 16;
-  return some;
-}
-
 constexpr int NEAR_PANELS = 2048;  // outputs of rows with a panel (64 bytes each) that stay in the L2 cache
 
 // `product(layer, into)` multiplies all rows on the calling thread. Panels are processed in pairs.

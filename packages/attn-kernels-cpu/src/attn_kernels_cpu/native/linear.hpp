@@ -7,8 +7,14 @@
 #include "amx.hpp"
 #endif
 
+// What tiles are by default; `near` are the bytes of rows that stay in the cache while all panels are multiplied.
+struct AnyTiles {
+  static constexpr bool WIDENED = false;  // whether codes are unpacked into `Wider` for many rows
+  static constexpr int NEAR = 384 * 1024;
+};
+
 template <class Element>
-struct FloatTiles {
+struct FloatTiles : AnyTiles {
   using Input = const float*;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
@@ -18,7 +24,7 @@ struct FloatTiles {
   static constexpr int MANY = Shape::FLOAT_ROWS, BYTES = 4, PANELS_OF_ONE = Shape::PANELS_OF_ONE;
 };
 
-struct Int8Tiles {
+struct Int8Tiles : AnyTiles {
   using Input = QuantisedRows;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
@@ -29,7 +35,7 @@ struct Int8Tiles {
 };
 
 template <class Of>
-struct NibbleTiles {
+struct NibbleTiles : AnyTiles {
   using Input = QuantisedRows;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
@@ -50,12 +56,16 @@ struct ByteTiles : NibbleTiles<Of> {
 template <class Of>
 struct Int16Tiles {
   using Input = Int16Rows;
+  using Wider = Wide<Of>;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
     int16_tile<Of, ROWS, PANELS>(l, x, row, panel, to);
   }
   static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
-  static constexpr int MANY = Shape::INT_ROWS, BYTES = 2, PANELS_OF_ONE = Shape::INT_PANELS_OF_ONE;
+  static constexpr bool WIDENED = Shape::WIDE_ROWS > 0 && Of::FIELD < 16;
+  // An unpacked panel stays in the L2 cache, and rows in the next one.
+  static constexpr int MANY = Of::FIELD < 16 ? Shape::INT_ROWS : Shape::WIDE_ROWS, BYTES = 2, NEAR = WIDENED ? 2 << 20 : AnyTiles::NEAR;
+  static constexpr int PANELS_OF_ONE = Shape::INT_PANELS_OF_ONE;
 };
 
 template <class Tiles, int ROWS, int PANELS>
@@ -75,9 +85,18 @@ static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, i
   for (; row < rows; row++) Tiles::template run<1, PANELS>(l, x, row, panel, to);
 }
 
+constexpr int WIDE_FROM = 12;  // the fewest rows for which unpacking codes pays
+
 // Multiplies all rows by panels `first` to `last`. Few rows take more panels at a time, to have enough sums in flight.
 template <class Tiles>
 static void block(const Linear& l, typename Tiles::Input x, int rows, int first, int last, Into to) {
+  if constexpr (Tiles::WIDENED)
+    if (rows >= WIDE_FROM) {
+      using Wider = typename Tiles::Wider;
+      for (int panel = first; panel < last; panel++)
+        rows_of_panels<Int16Tiles<Wider>, 1>(Wider::panel_of(l, panel), x, rows, 0, Into{to.out + panel * 16, to.stride, to.add});
+      return;
+    }
   if (rows >= 4) {
     int panel = first;
     constexpr int PANELS = Shape::PANELS;
@@ -91,8 +110,7 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 }
 
 constexpr int BLOCK = 4;
-constexpr int TASKS = 2;          // tasks of a thread if rows are one part
-constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the L2 cache while all panels are multiplied
+constexpr int TASKS = 2;  // tasks of a thread if rows are one part
 
 // The panels that a thread takes at a time: few, so that none waits for another's last ones.
 static int share_of(int panels, int parts, int threads) {
@@ -102,14 +120,15 @@ static int share_of(int panels, int parts, int threads) {
 
 template <class Tiles>
 static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into to, int threads) {
-  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / TOGETHER) * TOGETHER;
-  int parts = (rows + many - 1) / many, panels = (l.outputs + 15) / 16;
+  const int most = std::max(TOGETHER, Tiles::NEAR / (l.inputs * Tiles::BYTES));
+  const int parts = (rows + most - 1) / most, many = ((rows + parts - 1) / parts + TOGETHER - 1) / TOGETHER * TOGETHER;
+  int panels = (l.outputs + 15) / 16;
   int share = share_of(panels, parts, threads), shares = (panels + share - 1) / share;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
   for (int task = 0; task < parts * shares; task++) {
     int row = task / shares * many, first = task % shares * share;
     Into there{to.out + row * to.stride, to.stride, to.add};
-    block<Tiles>(l, Tiles::from(l, x, row), std::min(many, rows - row), first, std::min(panels, first + share), there);
+    if (row < rows) block<Tiles>(l, Tiles::from(l, x, row), std::min(many, rows - row), first, std::min(panels, first + share), there);
   }
 }
 

@@ -11,7 +11,7 @@ struct Ints {
 };
 
 struct Shape {
-  static constexpr int FLOAT_ROWS = 6, INT_ROWS = 4, PANELS = 1;
+  static constexpr int FLOAT_ROWS = 6, INT_ROWS = 4, WIDE_ROWS = 6, PANELS = 1;
   // As many sums as fit sixteen registers together with their weights: with four panels bfloat16 took 1.7 times as
   // long.
   static constexpr int PANELS_OF_TWO = 2, PANELS_OF_ONE = 3, INT_PANELS_OF_ONE = 2;

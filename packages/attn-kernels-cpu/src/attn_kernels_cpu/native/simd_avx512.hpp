@@ -7,7 +7,7 @@ using Ints = __m512i;
 
 // Rows and panels of tiles whose sums fit the registers: for float sums, for integer sums, and for one or two rows.
 struct Shape {
-  static constexpr int FLOAT_ROWS = 12, INT_ROWS = 6, PANELS = 2, PANELS_OF_TWO = 4, PANELS_OF_ONE = 4, INT_PANELS_OF_ONE = 4;
+  static constexpr int FLOAT_ROWS = 12, INT_ROWS = 6, WIDE_ROWS = 0, PANELS = 2, PANELS_OF_TWO = 4, PANELS_OF_ONE = 4, INT_PANELS_OF_ONE = 4;
   static constexpr int MIXED_ROWS = 12, MIXED_PANELS = 2;
 };
 

@@ -10,7 +10,7 @@ struct Ints {
 };
 
 struct Shape {
-  static constexpr int FLOAT_ROWS = 4, INT_ROWS = 4, PANELS = 1, PANELS_OF_TWO = 2, PANELS_OF_ONE = 4, INT_PANELS_OF_ONE = 4;
+  static constexpr int FLOAT_ROWS = 4, INT_ROWS = 4, WIDE_ROWS = 0, PANELS = 1, PANELS_OF_TWO = 2, PANELS_OF_ONE = 4, INT_PANELS_OF_ONE = 4;
   static constexpr int MIXED_ROWS = 4, MIXED_PANELS = 1;
 };
 

@@ -19,7 +19,7 @@ from attn_models.adapters.base import (
     require_allowed,
     required_count,
 )
-from attn_models.adapters.whisper import ALIASES, PLACES, SAME
+from attn_models.adapters.whisper import PLACES, SAME, WhisperAdapter
 from attn_models.adapters.whisper import SIZES as WHISPER_SIZES
 from attn_models.encoder_decoder.config import BartConfig
 
@@ -49,6 +49,7 @@ class BartAdapter(StateDictAdapter):
     model_type = "bart"
     architecture: ClassVar[str] = "BartForConditionalGeneration"
     Config = BartConfig
+    aliases: ClassVar[Mapping[str, str]] = WhisperAdapter.aliases
     head = "lm_head.weight"
     by_tensors = frozenset({"output_bias"})
     copies: ClassVar[Mapping[str, str]] = dict.fromkeys(TABLES, SHARED)
@@ -60,7 +61,7 @@ class BartAdapter(StateDictAdapter):
     scales: ClassVar[bool] = False
     known_keys = frozenset(
         {
-            *(*SIZES.values(), *SAME, *ALIASES, "max_position_embeddings", "activation_function", "scale_embedding"),
+            *(*SIZES.values(), *SAME, "max_position_embeddings", "activation_function", "scale_embedding"),
             *("is_decoder", "add_cross_attention", "tie_word_embeddings", "decoder_vocab_size", "pad_token_id"),
             *("share_encoder_decoder_embeddings", "encoder_layerdrop", "decoder_layerdrop", "init_std"),
         }
@@ -68,7 +69,7 @@ class BartAdapter(StateDictAdapter):
 
     def from_hf_config(self, values: Mapping[str, Any]) -> BartConfig:
         """Build the model's config from a BartConfig."""
-        for name, other in (ALIASES | SAME).items():
+        for name, other in SAME.items():
             require_allowed(values, {name: (values.get(other),)})
         only = {"is_decoder": (False, None), "add_cross_attention": (False, None), "tie_word_embeddings": (True,)}
         only |= {"share_encoder_decoder_embeddings": (True,), "decoder_vocab_size": (values.get("vocab_size"), None)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -62,7 +62,8 @@ class Layout(ABC):
     the tensors must be equal. No checkpoint holds the parameters that match `zeros` or `ones`; they are set to zero
     or to one (biases and gains that a family does not have), and must be so where a model is written, except those that
     match `unread`, which do not affect the output. `keys` are the keys of config.json
-    that hold fields of the config and options of its mechanisms, where their names differ; errors name them.
+    that hold fields of the config and options of its mechanisms, where their names differ; errors name them. `aliases`
+    are further names of keys, by which transformers reads them too (its `attribute_map`).
     """
 
     model_type: ClassVar[str]
@@ -73,6 +74,7 @@ class Layout(ABC):
     zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     unread: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     ones: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @property
@@ -247,6 +249,22 @@ def needed(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def objects_of(values: Mapping[str, Any], *keys: str) -> dict[str, Mapping[str, Any]]:
+    """The objects at these keys, empty where there is none; raises `InvalidValue` for anything else."""
+    found = {key: values.get(key) or {} for key in keys}
+    for key, given in found.items():
+        if not isinstance(given, Mapping):
+            raise InvalidValue.of(key, given, "an object")
+    return found
+
+
+def renamed(error: InvalidValue, field: str) -> InvalidValue:
+    """The same error for a field of another name."""
+    _, _, rest = error.message.partition(f"{error.metadata.get('field', '')}: ")
+    return InvalidValue(f"{field}: {rest or error.message}", **error.metadata | {"field": field})
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS = 10_000
 """An upper bound on layers: above that of any model, and small enough to list the layers one by one."""
 
@@ -329,6 +347,10 @@ class EncoderAdapter(Layout):
     head_values: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
     head_zeros: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     known_keys: ClassVar[frozenset[str]]
+
+    def names_of_heads(self, stored: Collection[str]) -> Mapping[str, str]:  # noqa: ARG002  (most have one head)
+        """The `head_names` in a checkpoint with tensors of the names `stored`."""
+        return self.head_names
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)
         """The layout with the tensor names of this encoder's checkpoints."""

@@ -12,8 +12,8 @@ from attn_schema.decoder import AttentionChoice
 
 from attn_models.adapters.base import inexpressible, require_allowed, required_count
 from attn_models.adapters.bert import BLOCK, LM_HEAD, OUT_PROJ, OUTSIDE, READS, BertAdapter, RobertaAdapter
-from attn_models.adapters.hf_config import Rope, read_rope, rope_parameters
 from attn_models.adapters.modernbert import GATES
+from attn_models.adapters.rope import Rope, read_rope, rope_parameters
 from attn_models.encoder.config import EncoderConfig
 
 

@@ -12,7 +12,7 @@ from attn_schema.decoder import FeedForwardKind
 
 from attn_models.adapters.base import ACTIVATIONS, EncoderAdapter, Layout, StoredTensor, require_allowed, required_count
 from attn_models.adapters.hf_config import check_unread_keys
-from attn_models.encoder.config import ClipImageConfig, ClipTextConfig
+from attn_models.encoder.config import ClipImageConfig, ClipTextConfig, ImageEncoderConfig
 
 if TYPE_CHECKING:
     from attn_models.encoder.clip import ClipText
@@ -137,6 +137,8 @@ class ClipImageLayout(Layout):
     """The image tower of CLIP checkpoints."""
 
     model_type = ClipAdapter.model_type
+    similarity: ClassVar[tuple[str, ...]] = ("logit_scale",)
+    """The tensors of one number that make scores of similarities."""
     derived_names = re.compile(r"^(text_model|text_projection)\.|position_ids$|^logit_scale$")
     outside: ClassVar[Mapping[str, str]] = {
         "patches": "vision_model.embeddings.patch_embedding",
@@ -146,19 +148,27 @@ class ClipImageLayout(Layout):
         "projection": "visual_projection",
     }
 
-    def from_hf_config(self, values: Mapping[str, Any], path: Path) -> ClipImageConfig:
-        """Build the image tower's config from a CLIPConfig; raises `CheckpointInvalid` naming `path` and the key."""
+    def from_hf_config(self, values: Mapping[str, Any], path: Path) -> ImageEncoderConfig:
+        """Build the image tower's config from a config.json; raises `CheckpointInvalid` naming `path` and the key."""
         try:
-            check_unread_keys(values, KNOWN, path)
-            tower = read_tower(values, "vision_config", IMAGE_DEFAULTS, path)
-            return ClipImageConfig(
-                **{ours: tower[theirs] for ours, theirs in IMAGE.items()},
-                size=size_of(values),
-                feed_forward=CLIP_ACTIVATIONS[tower["hidden_act"]],
-                norm_eps=tower["layer_norm_eps"],
-            )
+            return self.config_of(values, path)
         except InvalidValue as error:
             raise CheckpointInvalid.of(path, error.message) from error
+
+    def config_of(self, values: Mapping[str, Any], path: Path) -> ImageEncoderConfig:
+        """As `from_hf_config`, but raises `InvalidValue`, which names only the key."""
+        check_unread_keys(values, KNOWN, path)
+        tower = read_tower(values, "vision_config", IMAGE_DEFAULTS, path)
+        return ClipImageConfig(
+            **{ours: tower[theirs] for ours, theirs in IMAGE.items()},
+            size=size_of(values),
+            feed_forward=CLIP_ACTIVATIONS[tower["hidden_act"]],
+            norm_eps=tower["layer_norm_eps"],
+        )
+
+    def layout(self, config: ImageEncoderConfig) -> ClipImageLayout:  # noqa: ARG002  (names of some depend on it)
+        """The layout with the tensor names of this tower's checkpoints."""
+        return self
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter."""

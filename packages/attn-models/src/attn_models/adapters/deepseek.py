@@ -21,15 +21,9 @@ from attn_models.adapters.base import (
     require_allowed,
     required_count,
 )
-from attn_models.adapters.hf_config import (
-    Rope,
-    common_hf_config,
-    mscale,
-    one_rope_of,
-    require_fields,
-    rope_parameters,
-)
+from attn_models.adapters.hf_config import common_hf_config, require_fields
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
+from attn_models.adapters.rope import Rope, mscale, one_rope_of, rope_parameters
 from attn_models.attention import LayerAttention, layer_attentions
 
 # Modules that a checkpoint joins in one matrix, by its name.
@@ -329,6 +323,7 @@ class DeepseekV2Adapter(DeepseekAdapter):
     """Softmax router scores; a group of experts is ranked by its best expert (DeepSeek-V2, arXiv 2405.04434)."""
 
     model_type = "deepseek_v2"
+    aliases: ClassVar[Mapping[str, str]] = {"num_experts": "n_routed_experts"}
     architecture = "DeepseekV2ForCausalLM"
     routing = "deepseek_v2"
     required_fields = DeepseekAdapter.required_fields | {"rope_interleave": True, "num_nextn_predict_layers": 0}
@@ -354,6 +349,10 @@ class DeepseekV3Adapter(DeepseekAdapter):
     """Sigmoid router scores with biases; groups ranked by their two best experts (DeepSeek-V3, arXiv 2412.19437)."""
 
     model_type = "deepseek_v3"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "num_local_experts": "n_routed_experts",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    }
     architecture = "DeepseekV3ForCausalLM"
     routing = "deepseek_v3"
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {

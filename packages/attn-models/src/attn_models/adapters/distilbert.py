@@ -20,19 +20,22 @@ SIZES = {
 }
 EPS = 1e-12
 """The eps of every norm, which is not a key of config.json."""
-# BERT's names of these keys, which transformers also accepts.
-ALIASES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
 
 
 class DistilBertAdapter(BertAdapter):
     """BERT without token types and with half of its layers (Sanh et al. 2019, arXiv 1910.01108)."""
 
     model_type = "distilbert"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+    }
     keys = SIZES
     prefix = "distilbert."
     architecture = "DistilBertModel"
     # `sinusoidal_pos_embds` only sets how position tables are initialised: a checkpoint holds their values.
-    known_keys = frozenset({*SIZES.values(), *ALIASES, "activation", "sinusoidal_pos_embds", "tie_word_embeddings"})
+    known_keys = frozenset({*SIZES.values(), "activation", "sinusoidal_pos_embds", "tie_word_embeddings"})
     derived_names = re.compile(HEADS.pattern + r"|^(vocab_(transform|layer_norm|projector)|pre_classifier)\.")
     head_names: ClassVar[Mapping[str, str]] = {
         "cls.predictions.transform.dense": "vocab_transform",
@@ -57,8 +60,6 @@ class DistilBertAdapter(BertAdapter):
     def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
         """Build the encoder config from a DistilBertConfig."""
         require_allowed(values, {"activation": tuple(ACTIVATIONS)})
-        for alias, name in ALIASES.items():
-            require_allowed(values, {alias: (values.get(name),)})
         return EncoderConfig(
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
             type_vocab_size=0,

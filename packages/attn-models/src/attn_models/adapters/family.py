@@ -20,7 +20,9 @@ from attn_schema.schema import fields_of
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
+    FULL,
     KEYS,
+    SLIDING,
     StateDictAdapter,
     StoredTensor,
     listed_layer_types,
@@ -29,19 +31,19 @@ from attn_models.adapters.base import (
     required_count,
     with_base_prefix,
 )
-from attn_models.adapters.hf_config import (
+from attn_models.adapters.hf_config import check_unread_keys, without_aliases
+from attn_models.adapters.rope import (
+    TOP_LEVEL,
     Rope,
-    check_unread_keys,
-    hf_rope_parameters,
-    objects_of,
+    model_rope,
     read_rope,
-    rope_of,
+    rope_keys_of_kinds,
     rope_parameters,
+    ropes_of_kinds,
 )
 from attn_models.attention import layer_attentions
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings"})
+ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "original_max_position_embeddings", *TOP_LEVEL})
 SIZES = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_position_embeddings",
@@ -101,20 +103,23 @@ class FamilyAdapter(StateDictAdapter):
 
     `fields` maps config fields to keys of config.json, `defaults` holds the values of missing keys, `fixed` the fields
     that all models of the family share. `allowed` lists, by key, the only values that are supported. `activations` maps
-    values of `activation_key` to values of `feed_forward`. `rope_base` is the rotary base where the config.json gives
-    none; `partial_rotary` families rotate a part of each head. `mechanism` is that of every layer, "" for softmax
-    attention with the options of `layer_options`. `reads` are further keys that methods read, `option_keys` those of
-    options, for errors, `nulls` keys that are written even where they are null, as their default would apply otherwise.
-    A family whose layers have different mechanisms overrides `layer_mechanism`.
+    values of `activation_key` to values of `feed_forward`. `rope_base` and `rotary_fraction` are the base and the
+    rotated part of each head where the config.json gives none; the fraction is None where whole heads are rotated, and
+    `rope_keys_outside` holds their keys outside `rope_parameters`. Families with rotary positions for each kind of
+    layer have `ropes` instead, see `ropes_of_kinds`. `mechanism` is that of every layer, "" for softmax attention with
+    the options of `layer_options`. `reads` are further keys that methods read, `option_keys` those of options, for
+    errors, `nulls` keys that are written even where they are null, as their default would apply otherwise. A family
+    whose layers have different mechanisms overrides `layer_mechanism`.
 
     `names` maps modules (or full parameter names) to those of the checkpoint, where `{}` stands for an expert's number.
     `fused` lists, by checkpoint tensor, the modules that are concatenated in it, within each of `fused_groups` equal
     blocks. `kinds` has the names of blocks that have a parameter, by its name in a block, for families with several
     kinds of layers. Parameters that match `centred` are stored minus 1; those of a block or the model that match
-    `float32` stay in it; the tensors of those that match `depthwise` have the shape of the filters of a depthwise
-    `Conv1d`. `split_rows` and `stored_shapes` return the parameters of a block that are stored in several tensors, or
-    in another shape. `stacked` lists the matrices of all experts that are stored in one tensor, [experts, in, out], or
-    [experts, out, in] unless `stacked_transposed`; the tensor of their biases has the same name with `_bias` appended.
+    `float32` stay in it, those that match `transposed` are stored as [in, out]; the tensors of those that match
+    `depthwise` have the shape of the filters of a depthwise `Conv1d`. `split_rows` and `stored_shapes` return the
+    parameters of a block that are stored in several tensors, or in another shape. `stacked` lists the matrices of all
+    experts that are stored in one tensor, [experts, in, out], or [experts, out, in] unless `stacked_transposed`; the
+    tensor of their biases has the same name with `_bias` appended.
     Names of a block are below `layers`.
     """
 
@@ -126,7 +131,10 @@ class FamilyAdapter(StateDictAdapter):
     activation_key: ClassVar[str] = "hidden_act"
     activations: ClassVar[Mapping[str, str]] = SILU
     rope_base: ClassVar[float] = 10000.0
-    partial_rotary: ClassVar[bool] = False
+    rotary_fraction: ClassVar[float | None] = None
+    ropes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    rope_bases: ClassVar[Mapping[str, str]] = {}
+    rope_keys_outside: ClassVar[Mapping[str, str]] = TOP_LEVEL
     mechanism: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset()
     option_keys: ClassVar[Mapping[str, str]] = {}
@@ -138,13 +146,14 @@ class FamilyAdapter(StateDictAdapter):
     centred: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     depthwise: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     float32: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    transposed: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     stacked_transposed: ClassVar[bool] = True
     derived_names = re.compile(r"rotary_emb\.inv_freq$")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        rotary_keys = ROPE_KEYS | {"partial_rotary_factor"} if cls.fixed.get("positions") == "rotary" else frozenset()
+        rotary_keys = ROPE_KEYS.union(cls.rope_keys_outside.values()) if cls.fixed.get("positions") == "rotary" else ()
         declared = {*cls.fields.values(), *cls.defaults, *cls.allowed, *cls.reads, *rotary_keys}
         cls.known_keys = frozenset({*declared, cls.activation_key} if cls.activations else declared)
         cls.head = f"{cls.names['unembedding']}.weight"
@@ -190,12 +199,23 @@ class FamilyAdapter(StateDictAdapter):
         return {}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """The rotary positions of a config.json."""
-        return read_rope(values, base=self.rope_base, partial=self.partial_rotary)
+        """The rotary positions of a config.json, or those of its first kind of layers."""
+        if self.ropes:
+            return ropes_of_kinds(values, self.ropes, self.rope_bases)[next(iter(self.ropes))]
+        return read_rope(values, self.rope_base, self.rotary_fraction, self.rope_keys_outside)
+
+    def kind_options(self, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        """The window of a layer of this kind, and its rotary positions where they are not the model's."""
+        options: dict[str, Any] = {"window": required_count(values, "sliding_window")} if kind == SLIDING else {}
+        found = ropes_of_kinds(values, self.ropes, self.rope_bases) if self.ropes else {}
+        own = found.get(kind)
+        return options if own is None or own == self.rope(values) else options | {"rotary": dataclasses.asdict(own)}
 
     def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """The keys from which `rope` reads the rotary positions of the config."""
-        return {"rope_parameters": hf_rope_parameters(config)}
+        if self.ropes:
+            return rope_keys_of_kinds(config, self.ropes)
+        return {"rope_parameters": rope_parameters(model_rope(config))}
 
     # Reading and writing.
 
@@ -286,11 +306,13 @@ class FamilyAdapter(StateDictAdapter):
             if module in leading:
                 theirs, modules = leading[module]
                 parts = tuple(part for part in (f"{block}{one}.{leaf}" for one in modules) if part in known)
-                found.append(StoredTensor(f"{prefix}{theirs}.{leaf}", parts, groups=self.groups.get(theirs, 1)))
+                turned, groups = bool(self.transposed.search(rest)), self.groups.get(theirs, 1)
+                found.append(StoredTensor(f"{prefix}{theirs}.{leaf}", parts, turned, groups=groups))
                 continue
             whole = StoredTensor(
                 prefix + _their_name(own.names, rest, module, leaf),
                 (name,),
+                transposed=bool(self.transposed.search(rest)),
                 offset=1.0 if self.centred.search(name) else 0.0,
                 depthwise=bool(self.depthwise.search(name)),
                 float32=bool(self.float32.search(rest)),
@@ -366,6 +388,7 @@ class TextOfVisionModel(FamilyAdapter):
         text = needed(values, "text_config")
         if not isinstance(text, Mapping):
             raise InvalidValue.of("text_config", text, f"an object with the keys of a {self.text.model_type}")
+        text = without_aliases(text, self.text.aliases)
         check_unread_keys(text, self.text.known_keys, Path("config.json"))
         return super().from_hf_config({**text, **{key: values[key] for key in self.outer if key in values}})
 
@@ -426,31 +449,3 @@ def window_of(spec: AttentionSpec | None) -> int | None:
     """The number of tokens in the sliding window of a spec, the query's own included; None without a window."""
     mask = None if spec is None else spec.mask
     return mask.left + 1 if isinstance(mask, Window) and mask.left is not None else None
-
-
-def ropes_by_kind(values: Mapping[str, Any], usual: Mapping[str, Mapping[str, Any]]) -> dict[str, Rope]:
-    """The rotary positions of each kind of layer, from the objects in `rope_parameters`; `usual` where it has none.
-
-    Raises `InvalidValue` unless there is an object with a base for each kind.
-    """
-    given = objects_of(values, "rope_parameters")["rope_parameters"] or usual
-    if given.keys() != usual.keys():
-        raise InvalidValue.of("rope_parameters", dict(given), f"an object for each of {' and '.join(usual)}")
-    context = {"original_max_position_embeddings": values.get("max_position_embeddings")}
-    kinds = objects_of(given, *usual)
-    for kind, own in kinds.items():
-        require_allowed(own, {"type": (own.get("rope_type"), None)})
-        if "rope_theta" not in own:
-            raise InvalidValue.of(f"rope_parameters.{kind}", dict(own), "an object with a rope_theta")
-    return {kind: rope_of({**context, **own}) for kind, own in kinds.items()}
-
-
-def rope_keys_by_kind(config: DecoderConfig) -> dict[str, Any]:
-    """`rope_parameters` with one object for each kind of layer; layers of one kind have the same."""
-    model = Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
-    found = {FULL: model, SLIDING: model}
-    for layer in range(config.num_layers):
-        options = config.choice(layer).options
-        if options.get("rotary") is not None:
-            found[SLIDING if options.get("window") else FULL] = Rope(**options["rotary"])
-    return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in found.items()}}

@@ -14,13 +14,8 @@ from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import KEYS, StateDictAdapter, StoredTensor, needed, require_allowed, with_base_prefix
 from attn_models.adapters.family import GROUPED, LLAMA_NAMES, ROPE_KEYS
-from attn_models.adapters.hf_config import (
-    common_hf_config,
-    hf_rope_parameters,
-    read_rope,
-    require_fields,
-    softmax_heads,
-)
+from attn_models.adapters.hf_config import common_hf_config, require_fields, softmax_heads
+from attn_models.adapters.rope import model_rope, read_rope, rope_parameters
 
 OUTSIDE = {f"{name}.weight": f"{LLAMA_NAMES[name]}.weight" for name in ("embedding", "norm", "unembedding")}
 BLOCK = {name: theirs for name, theirs in LLAMA_NAMES.items() if f"{name}.weight" not in OUTSIDE}
@@ -51,8 +46,8 @@ class LlamaAdapter(StateDictAdapter):
     block: ClassVar[Mapping[str, str]] = BLOCK
     required_fields: ClassVar[Mapping[str, Any]] = FIXED
     known_keys: ClassVar[frozenset[str]] = READS
-    partial_rotary: ClassVar[bool] = False
-    """Whether models of this family rotate a part of each head."""
+    rotary_fraction: ClassVar[float | None] = None
+    """The part of each head that is rotated where the config.json does not say; None where whole heads are."""
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """Build the decoder config from a LlamaConfig; attention and feed-forward must both have biases, or neither."""
@@ -60,7 +55,7 @@ class LlamaAdapter(StateDictAdapter):
         require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
         heads = needed(values, "num_attention_heads")
         key_value_heads = heads if values.get("num_key_value_heads") is None else values["num_key_value_heads"]
-        rope = read_rope(values, partial=self.partial_rotary)
+        rope = read_rope(values, fraction=self.rotary_fraction)
         return DecoderConfig(
             vocab_size=needed(values, "vocab_size"),
             max_seq_len=needed(values, "max_position_embeddings"),
@@ -91,7 +86,7 @@ class LlamaAdapter(StateDictAdapter):
             "num_key_value_heads": heads.key_value,
             "head_dim": heads.key_size,
             "hidden_act": "silu",
-            "rope_parameters": hf_rope_parameters(config),
+            "rope_parameters": rope_parameters(model_rope(config)),
             "attention_bias": config.bias,
             "mlp_bias": config.bias,
         }
@@ -163,6 +158,7 @@ class MixtralAdapter(MistralAdapter):
     model_type = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     defaults = DEFAULTS
+    aliases: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
     keys = KEYS | {"num_experts": "num_local_experts"}
     known_keys = MistralAdapter.known_keys | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
     block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}

@@ -11,14 +11,16 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_schema.decoder import AttentionChoice, FeedForwardKind
 
 from attn_models.adapters.base import (
+    FULL,
     HEADS,
+    SLIDING,
     EncoderAdapter,
     StoredTensor,
     listed_layer_types,
     require_allowed,
     required_count,
 )
-from attn_models.adapters.hf_config import Rope, rope_parameters, ropes_of_kinds
+from attn_models.adapters.rope import Rope, rope_parameters, ropes_of_kinds
 from attn_models.encoder.config import ModernBertConfig
 
 if TYPE_CHECKING:
@@ -32,11 +34,11 @@ SIZES = {
     "num_heads": "num_attention_heads",
     "intermediate_size": "intermediate_size",
 }
-FULL, SLIDING = "full_attention", "sliding_attention"
 ROPES = {FULL: ("rope_theta", "rope_scaling"), SLIDING: ("local_rope_theta", "local_rope_scaling")}
 """The config fields (base, scaling) for the rotary positions of each kind of layer."""
-THETAS = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
-"""The keys of the rotary bases in transformers 4, and their defaults."""
+USUAL = {FULL: {"rope_theta": 160000.0}, SLIDING: {"rope_theta": 10000.0}}
+BASES = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
+"""The keys of the rotary bases in transformers 4."""
 GATES: dict[str, FeedForwardKind] = {
     "gelu": "geglu",
     "gelu_new": "geglu_tanh",
@@ -71,13 +73,13 @@ class ModernBertAdapter(EncoderAdapter):
         "cls.predictions.transform.LayerNorm": "head.norm",
         "cls.predictions.bias": "decoder.bias",
     }
-    masked_activation, pooled_activation = "gelu", None
+    masked_activation = pooled_activation = "gelu"
     head_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "classifier_activation": ("gelu",),
-        "classifier_bias": (False,),
+        "classifier_pooling": ("cls", "mean"),
         "decoder_bias": (True,),
     }
-    head_zeros = re.compile(r"transform\.(dense|LayerNorm)\.bias$")
+    head_zeros = re.compile(r"(transform|head)\.(dense|LayerNorm|norm)\.bias$")
     # From `decoder_bias` on: keys for heads, for training, and for kernels with the same results.
     known_keys = frozenset(
         {
@@ -178,7 +180,7 @@ def read_ropes(values: Mapping[str, Any]) -> dict[str, Any]:
     for any scaling but linear.
     """
     found: dict[str, Any] = {}
-    for kind, rope in ropes_of_kinds(values, THETAS).items():
+    for kind, rope in ropes_of_kinds(values, USUAL, BASES).items():
         if rope.scaling is not None and rope.scaling["kind"] != "linear":
             raise InvalidValue.of(f"rope_parameters.{kind}.rope_type", rope.scaling["kind"], "'default' or 'linear'")
         theta, scaling = ROPES[kind]

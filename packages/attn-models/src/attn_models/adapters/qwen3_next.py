@@ -13,8 +13,9 @@ from attn_core.norms import QkNorm
 from attn_schema.decoder import AttentionChoice, DecoderConfig
 
 from attn_models.adapters.base import KEYS, Layout, StoredTensor, layer_kinds, needed, require_allowed, required_count
-from attn_models.adapters.hf_config import common_hf_config, hf_rope_parameters, require_fields
+from attn_models.adapters.hf_config import common_hf_config, require_fields
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
+from attn_models.adapters.rope import model_rope, rope_parameters
 from attn_models.attention import LayerAttention, layer_attentions
 
 
@@ -152,7 +153,7 @@ class Qwen3NextAdapter(LlamaAdapter):
     model_type = "qwen3_next"
     known_keys = READS | DEFAULTS.keys() | LAYERS
     keys = KEYS | {ours: theirs for theirs, ours in SIZES.items() if ours not in ("num_heads", "head_dim")}
-    partial_rotary = True
+    rotary_fraction = 0.25
     required_fields = {key: value for key, value in FIXED.items() if key not in OWN_FIELDS} | {"bias": False}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
@@ -161,7 +162,7 @@ class Qwen3NextAdapter(LlamaAdapter):
         Raises `UnknownName` with the package to install if a mechanism is missing.
         """
         require_allowed(values, {"attention_bias": (False, None), "decoder_sparse_step": (1, None)})
-        values = DEFAULTS | {"partial_rotary_factor": ROTATED, "rms_norm_eps": 1e-6} | dict(values)
+        values = DEFAULTS | {"rms_norm_eps": 1e-6} | dict(values)
         plain = super().from_hf_config(values | {"attention_bias": False, "mlp_bias": False})
         period = required_count(values, "full_attention_interval", PERIOD)
         kinds = layer_kinds(values, required_count(values, "num_hidden_layers"), (LINEAR, FULL), period)
@@ -193,7 +194,7 @@ class Qwen3NextAdapter(LlamaAdapter):
         return {
             **common_hf_config(config, self.model_type, "Qwen3NextForCausalLM"),
             "hidden_act": "silu",
-            "rope_parameters": hf_rope_parameters(config),
+            "rope_parameters": rope_parameters(model_rope(config)),
             "attention_bias": False,
             "layer_types": kinds,
             **self._delta_sizes([a for a, kind in zip(attentions, kinds, strict=True) if kind == LINEAR], config),

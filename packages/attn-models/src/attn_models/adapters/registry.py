@@ -38,10 +38,12 @@ from attn_models.adapters.bert_relatives import (
     NomicBertAdapter,
 )
 from attn_models.adapters.clip import ClipAdapter
+from attn_models.adapters.deberta import DebertaV2Adapter
 from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
 from attn_models.adapters.distilbert import DistilBertAdapter
 from attn_models.adapters.families import FAMILIES
 from attn_models.adapters.gpt2 import Gpt2Adapter
+from attn_models.adapters.image_towers import Dinov2Layout, SiglipAdapter
 from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
 from attn_models.adapters.modernbert import ModernBertAdapter
 from attn_models.adapters.native import LAYOUTS, NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
@@ -89,7 +91,7 @@ Kind = TypeVar("Kind", bound=Layout)
 
 def our_adapters() -> list[Layout]:
     """The layouts of this package, which it registers like a plugin."""
-    return [*ADAPTERS.values(), *ENCODER_ADAPTERS.values(), *VIT_ADAPTERS.values()]
+    return [*ADAPTERS.values(), *ENCODER_ADAPTERS.values(), *VIT_ADAPTERS.values(), Dinov2Layout()]
 
 
 def installed_adapters(kind: type[Kind]) -> dict[str, Kind]:
@@ -212,6 +214,8 @@ ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
         NomicBertAdapter(),
         GteAdapter(),
         JinaV3Adapter(),
+        DebertaV2Adapter(),
+        SiglipAdapter(),
         ModernBertAdapter(),
         LongformerAdapter(),
         BigBirdAdapter(),

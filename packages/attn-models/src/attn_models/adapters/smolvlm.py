@@ -18,7 +18,7 @@ from attn_models.adapters.base import (
     required_count,
 )
 from attn_models.adapters.clip import stored_name
-from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.hf_config import adapter_config, check_unread_keys
 from attn_models.adapters.llama import LlamaAdapter
 from attn_models.vision_language.config import SiglipConfig, VisionDecoderConfig
 
@@ -64,7 +64,6 @@ class SmolVlmAdapter(StateDictAdapter):
         text, tower = _part(values, "text_config"), _part(values, "vision_config")
         tied = bool(values.get("tie_word_embeddings", False))
         require_allowed(text, {"model_type": ("llama", None), "tie_word_embeddings": (False, tied, None)})
-        check_unread_keys(text, self.text.known_keys, Path("config.json"))
         check_unread_keys(tower, TOWER_KEYS | UNUSED, Path("config.json"))
         require_allowed(tower, {"hidden_act": tuple(ACTIVATIONS), "attention_dropout": (0, 0.0, None)})
         sizes: dict[str, Any] = {ours: required_count(tower, key, default) for ours, (key, default) in TOWER.items()}
@@ -73,7 +72,7 @@ class SmolVlmAdapter(StateDictAdapter):
             feed_forward=ACTIVATIONS[tower.get("hidden_act", "gelu_pytorch_tanh")],
             norm_eps=tower.get("layer_norm_eps", 1e-6),
         )
-        decoder = self.text.from_hf_config({**text, "tie_word_embeddings": tied})
+        decoder = adapter_config(self.text, {**text, "tie_word_embeddings": tied}, Path("config.json"))
         image_token = required_count(values, "image_token_id", self.image_token, least=0)
         return VisionDecoderConfig.of(decoder, vision, image_token, required_count(values, "scale_factor", 2))
 

@@ -35,13 +35,6 @@ SIZES = {
 }
 BUCKETS = {"buckets": "relative_attention_num_buckets", "max_distance": "relative_attention_max_distance"}
 DEFAULTS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
-# Names of these keys in other families, which transformers also accepts.
-ALIASES = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-    "head_dim": "d_kv",
-}
 CONTEXT = 512
 """The longest source and target in tokens, where the config gives none: T5 was trained with this length."""
 FEED_FORWARDS: dict[str, FeedForwardKind] = {
@@ -77,6 +70,12 @@ class T5Adapter(StateDictAdapter):
     feed_forward: ClassVar[str] = "relu"
     shared_biases: ClassVar[bool] = True
     Config = T5Config
+    aliases: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
     by_tensors = frozenset({"tie_word_embeddings"})
     # Cross-attention has no relative positions, but some checkpoints hold a table for them.
     derived_names = re.compile(r"^(en|de)coder\.embed_tokens\.|^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative")
@@ -84,7 +83,6 @@ class T5Adapter(StateDictAdapter):
         {
             *SIZES.values(),
             *BUCKETS.values(),
-            *ALIASES,
             *("num_decoder_layers", "layer_norm_epsilon", "feed_forward_proj", "dense_act_fn", "is_gated_act"),
             *("n_positions", "is_decoder", "tie_word_embeddings", "scale_decoder_outputs", "dropout_rate"),
         }
@@ -92,8 +90,6 @@ class T5Adapter(StateDictAdapter):
 
     def from_hf_config(self, values: Mapping[str, Any]) -> T5Config:
         """Build the model's config from a T5Config."""
-        for alias, name in ALIASES.items():
-            require_allowed(values, {alias: (values.get(name),)})
         # In transformers `is_decoder` is set on each stack; a model with it set as a whole would have two decoders.
         require_allowed(values, {"is_decoder": (False, None)})
         layers = values.get("num_decoder_layers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import Incompatible
 
@@ -35,13 +35,6 @@ SIZES = {
 }
 # Keys of the decoder that must equal the encoder's.
 SAME = {"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"}
-# Names of these keys in other families, which transformers also accepts.
-ALIASES = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "encoder_attention_heads",
-    "num_key_value_heads": "encoder_attention_heads",
-    "num_hidden_layers": "encoder_layers",
-}
 # Keys for training, for another head, and for generation, whose settings are read from generation_config.json.
 UNUSED = frozenset(
     {
@@ -82,15 +75,19 @@ class WhisperAdapter(StateDictAdapter):
 
     model_type = "whisper"
     Config = WhisperConfig
+    aliases: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_key_value_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
     head = "proj_out.weight"
     zeros = unread = re.compile(r"\.key\.bias$")
-    known_keys = frozenset(
-        {*SIZES.values(), *SAME, *ALIASES, *UNUSED, "activation_function", "scale_embedding", "is_decoder"}
-    )
+    known_keys = frozenset({*SIZES.values(), *SAME, *UNUSED, "activation_function", "scale_embedding", "is_decoder"})
 
     def from_hf_config(self, values: Mapping[str, Any]) -> WhisperConfig:
         """Build the model's config from a WhisperConfig."""
-        for name, other in (ALIASES | SAME).items():
+        for name, other in SAME.items():
             require_allowed(values, {name: (values.get(other),)})
         activations = {"activation_function": tuple(ACTIVATIONS), "scale_embedding": (False,)}
         require_allowed(values, activations | {"is_decoder": (False, None)})

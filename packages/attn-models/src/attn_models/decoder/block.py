@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,6 +59,15 @@ def replay_step(layer: Any, inputs: Tensor, batch: RaggedBatch, state: LayerStat
     return torch.cat(outputs)
 
 
+@dataclass(frozen=True, eq=False)
+class SharedTokens:
+    """The tokens that documents share: `index` [sum of lengths] are the places of each document's tokens among the
+    different ones, `first` [different tokens] those of the different ones where they come first in the documents."""
+
+    index: Tensor
+    first: Tensor
+
+
 def attended_documents(layer: Any, rows: Tensor, lengths: Tensor) -> Tensor:
     """The output of a layer for `rows` [batch, tokens, width] that hold documents of these `lengths` [documents] end to
     end, each computed as if it were alone.
@@ -99,15 +109,25 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        shared_kv: Fields | None = None,
+        lengths: Tensor | None = None,
+        shared: SharedTokens | None = None,
+    ) -> Tensor:
         """Compute whole sequences, [batch, tokens, width] to [batch, tokens, width]; `shared_kv` are another block's
         keys and values. With `lengths` [documents], int64, on the CPU, each sequence holds documents of these lengths
-        end to end, and tokens attend only to their own document.
+        end to end, and tokens attend only to their own document. With `shared`, the tokens that documents share are in
+        it once.
         """
         entering = self.entering(hidden)
         if lengths is None:
             return self._around(hidden, self.attention(entering, **given(shared_kv)))
-        return self._around(hidden, attended_documents(self.attention, entering, lengths))
+        if shared is None:
+            return self._around(hidden, attended_documents(self.attention, entering, lengths))
+        attended = attended_documents(self.attention, entering.index_select(1, shared.index), lengths)
+        return self._around(hidden, attended.index_select(1, shared.first))
 
     def project_kv(self, hidden: Tensor) -> Fields:
         """Keys and values for blocks that share them, fields [batch, tokens, ...]; `hidden` [batch, tokens, width]."""

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.block import Block, SharedKeyValues, build_block
 from attn_models.decoder.layers import build_norm, initialise, normed_sum
-from attn_models.losses import capped, linear_cross_entropy, mean_loss
+from attn_models.decoder.packing import SharedTokens, drops, packed_rows, packs
+from attn_models.losses import capped, linear_cross_entropy, linear_losses, losses, mean_loss
 
 
 class PredictionModule(nn.Module):
@@ -124,18 +125,42 @@ class Decoder(nn.Module):
         alone. This raises `Incompatible` for models whose layers share keys and values.
         """
         if lengths is None:
-            hidden = self.embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
-        else:
-            self.require_documents()
-            positions = sent(torch.cat([torch.arange(length, device="cpu") for length in lengths]), tokens.device)
-            hidden = self.embed(tokens, positions, longest=max(lengths))
+            placed = self.embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+            return cast("Tensor", self.norm(self._through_blocks(placed)))
+        self.require_documents()
+        positions = sent(torch.cat([torch.arange(length, device="cpu") for length in lengths]), tokens.device)
+        hidden = self._through_blocks(self.embed(tokens, positions, longest=max(lengths)), lengths)
+        return cast("Tensor", self.norm(hidden))
+
+    def hidden_at(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        """Hidden states [places, width] at the places `kept`, bool [batch, tokens], of whole sequences [batch, tokens].
+
+        Where it saves time, neither padding nor what comes after the last place of a sequence is computed, and what
+        sequences have in common at their beginning is computed once.
+        """
+        if not (self._has_own_rows() and packs(self, kept) and bool(kept.any())):
+            return self.hidden(tokens)[kept]
+        rows = packed_rows(tokens, kept, share=not drops(self))
+        hidden = self.embed(rows.tokens, rows.positions, longest=max(rows.lengths))
+        return cast("Tensor", self.norm(self._through_blocks(hidden, rows.lengths, rows.shared)[0, rows.asked]))
+
+    def _has_own_rows(self) -> bool:
+        """Whether rows are computed as this class does it, without keys and values that layers share."""
+        lent = any(source < layer for layer, source in enumerate(self._kv_sharing))
+        return not lent and type(self).hidden is Decoder.hidden and type(self).embed is Decoder.embed
+
+    def _through_blocks(
+        self, hidden: Tensor, lengths: Sequence[int] | None = None, shared: SharedTokens | None = None
+    ) -> Tensor:
+        """What leaves the last block, for what enters the first, [batch, tokens, width]; see `Block.forward`."""
         # A tensor, so that compiled blocks work for documents of any lengths.
-        documents = {} if lengths is None else {"lengths": torch.tensor(lengths, device="cpu")}
+        documents: dict[str, Any] = {} if lengths is None else {"lengths": torch.tensor(lengths, device="cpu")}
+        if shared is not None:
+            documents["shared"] = shared
         loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()):
             hidden = block(hidden, loans.of(index, block, hidden), **documents)
-        normed: Tensor = self.norm(hidden)
-        return normed
+        return hidden
 
     def require_documents(self) -> None:
         """Raise `Incompatible` unless a sequence can hold several documents that are computed independently."""
@@ -153,11 +178,22 @@ class Decoder(nn.Module):
         """Mean cross-entropy, in nats per token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
         tokens], over targets that are not `ignored`, with label smoothing by `smoothing`; computed in chunks if there
         are many logits. `lengths` is that of `hidden`."""
-        hidden, kept = self.hidden(tokens, lengths), targets != ignored
+        kept = targets != ignored
         # Compute no logits for ignored targets, except on a GPU, where finding them would need a synchronisation.
-        if kept.device.type == "cpu" and not bool(kept.all()) and bool(kept.any()):
-            hidden, targets = hidden[kept], targets[kept]
+        some = kept.device.type == "cpu" and not bool(kept.all()) and bool(kept.any())
+        if some and lengths is None:
+            hidden, targets = self.hidden_at(tokens, kept), targets[kept]
+        else:
+            hidden = self.hidden(tokens, lengths)
+            if some:
+                hidden, targets = hidden[kept], targets[kept]
         return self._loss(hidden, targets, Targets(ignored=ignored, smoothing=smoothing))
+
+    def losses_at(self, tokens: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
+        """The cross-entropies [places], in nats and at least float32, of the `targets` [batch, tokens] after `tokens`
+        [batch, tokens] that are not `ignored`, row by row; computed in chunks if there are many logits."""
+        kept = targets != ignored
+        return self._loss(self.hidden_at(tokens, kept), targets[kept], Targets(ignored=ignored), each=True)
 
     def training_loss(self, tokens: Tensor, targets: Tensor, ignored: int = -100, smoothing: float = 0.0) -> Tensor:
         """`next_token_loss`, and `nextn_predict_loss_weight` times the mean loss of multi-token prediction."""
@@ -294,14 +330,15 @@ class Decoder(nn.Module):
             return changed
         return cast("Tensor", self.embedding.weight if self.unembedding is None else self.unembedding.weight)
 
-    def _loss(self, hidden: Tensor, ids: Tensor, judged: Targets) -> Tensor:
+    def _loss(self, hidden: Tensor, ids: Tensor, judged: Targets, *, each: bool = False) -> Tensor:
+        """The mean loss of hidden states [..., width], or with `each` all losses [rows] of [rows, width]."""
         weight = self._unembedding()
         if weight is None or self.config.unembedding_bias:
-            return mean_loss(self.logits(hidden), ids, judged)
+            return (losses if each else mean_loss)(self.logits(hidden), ids, judged)
         capped = dataclasses.replace(judged, cap=self.config.final_logit_softcapping)
         if self.config.logit_scale != 1:
             hidden = hidden * self.config.logit_scale
-        return linear_cross_entropy(hidden, weight, ids, capped)
+        return (linear_losses if each else linear_cross_entropy)(hidden, weight, ids, capped)
 
     def _blocks(self) -> Sequence[Block]:
         return cast("Sequence[Block]", self.blocks)

@@ -103,7 +103,9 @@ class EncoderConfig(TextEncoderShape):
     knows positions. With `embedding_size`, embeddings have that size and a linear layer maps them to `hidden_size`
     (ALBERT). `repeats` has the block that each layer computes; by default layer i computes block i. With
     `shared_biases`, all blocks share the learned biases of their scores. `attention_bias` and `feed_forward_bias` say
-    whether these parts have biases. Raises `InvalidValue` for a field outside its range.
+    whether these parts have biases. With `conv_kernel_size`, the first layer's output is added to a convolution of the
+    embeddings of that many neighbouring tokens, in `conv_groups` groups of channels, after the activation `conv_act`
+    (DeBERTa-v2). Raises `InvalidValue` for a field outside its range.
     """
 
     type_vocab_size: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 2
@@ -116,11 +118,18 @@ class EncoderConfig(TextEncoderShape):
     rope_scaling: Mapping[str, Any] | None = None
     attention_bias: bool = True
     feed_forward_bias: bool = True
+    conv_kernel_size: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
+    conv_groups: Size = 1
+    conv_act: Literal["tanh", "gelu", "gelu_tanh", "relu"] = "tanh"
     feed_forwards: ClassVar[tuple[str, ...]] = (*ACTIVATIONS, *GATED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rotary(0)
+        if self.conv_kernel_size and not self.conv_kernel_size % 2:
+            raise InvalidValue.of("conv_kernel_size", self.conv_kernel_size, "0 or an odd number of tokens")
+        if self.hidden_size % self.conv_groups:
+            raise InvalidValue.of("conv_groups", self.conv_groups, f"a divisor of hidden_size {self.hidden_size}")
         if self.repeats and (len(self.repeats) != self.num_layers or set(self.repeats) != set(range(self.num_blocks))):
             allowed = f"for each of {self.num_layers} layers the number of a block, of which none is left out"
             raise InvalidValue.of("repeats", list(self.repeats), allowed)
@@ -305,15 +314,36 @@ class ClipTextConfig(TextEncoderShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipImageConfig(EncoderShape):
-    """CLIP's image tower: as `VisionConfig`, but projected to `size` elements instead of classified. Patches need not
-    divide the image: a remainder at its edge is left out."""
+class SiglipTextConfig(TextEncoderShape):
+    """SigLIP's text tower: pre-norm blocks over token and position embeddings, whose last output is projected to `size`
+    elements. Texts are padded to `max_seq_len` tokens by `pad_id`, which are attended to as any token."""
+
+    size: Size
+    pad_id: Annotated[int, Meta(ge=0, le=MAX_INT32)]
+    feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageEncoderConfig(EncoderShape):
+    """An image tower of CLIP's kind: as `VisionConfig`, but without classes, and patches need not divide the image: a
+    remainder at its edge is left out.
+
+    With `class_token`, the output is that of a first token; else a learned query attends to those of all patches
+    (SigLIP). `size` projects it, if given. `embedding_norm` normalises inputs, `patch_bias` is that of the patches'
+    projection, and with `layer_scale` the results of attention and feed-forwards are multiplied by learned vectors
+    (DINOv2). With `interpolate`, images may have other sides: the table of positions is resized.
+    """
 
     image: Size
     patch: Size
-    size: Size
+    size: Size | None = None
     channels: Size = 3
-    feed_forwards: ClassVar[tuple[str, ...]] = CLIP_ACTIVATIONS
+    class_token: bool = True
+    embedding_norm: bool = False
+    patch_bias: bool = True
+    layer_scale: bool = False
+    interpolate: bool = False
+    feed_forwards: ClassVar[tuple[str, ...]] = (*CLIP_ACTIVATIONS, *GATED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -321,11 +351,25 @@ class ClipImageConfig(EncoderShape):
             raise InvalidValue.of("patch", self.patch, f"at most the image's side of {self.image} pixels")
 
     @property
+    def side(self) -> int:
+        """The number of patches along a side of an image."""
+        return self.image // self.patch
+
+    @property
     def num_outputs(self) -> int:
         """The number of elements of an image's vector."""
-        return self.size
+        return self.size or self.hidden_size
 
     @property
     def sequence_length(self) -> int:
-        """The number of patches plus one for the class token."""
-        return (self.image // self.patch) ** 2 + 1
+        """The number of patches, and one for the class token."""
+        return self.side**2 + self.class_token
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipImageConfig(ImageEncoderConfig):
+    """CLIP's image tower, projected to `size` elements."""
+
+    size: Size
+    embedding_norm: bool = True
+    patch_bias: bool = False

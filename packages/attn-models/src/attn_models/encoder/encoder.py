@@ -22,6 +22,7 @@ from attn_models.encoder.config import (
     VisionConfig,
     attention_of,
 )
+from attn_models.encoder.convolution import Convolution
 
 
 class EveryPosition(nn.Embedding):
@@ -176,6 +177,7 @@ class Encoder(TextEncoder):
         self.projection = nn.Linear(width, config.hidden_size) if config.embedding_size else None
         self.blocks = nn.ModuleList(PostNormBlock(config, block) for block in range(config.num_blocks))
         share_among(config, self.blocks)
+        self.convolution = Convolution(config) if config.conv_kernel_size else None
         if config.shared_biases:
             share_biases([block.attention for block in self.blocks])
         for module in (self.embedding, self.positions, self.segments, self.projection):
@@ -215,14 +217,16 @@ class Encoder(TextEncoder):
             )
         hidden: Tensor = self.norm(embedded)
         hidden = hidden if self.projection is None else self.projection(hidden)
-        others = {}
+        embedded, others = hidden, {}
         if global_tokens is not None:
             self._require_global_tokens()
             others["global_tokens"] = global_tokens
-        for place in self.config.repeats or range(len(self.blocks)):
+        for layer, place in enumerate(self.config.repeats or range(len(self.blocks))):
             block = self.blocks[place]
             own = {} if parses is None or not takes_parses(block) else {"parses": parses}
             hidden = block(hidden, key_padding_mask, **others, **own)
+            if self.convolution is not None and layer == 0:
+                hidden = self.convolution(hidden, embedded, key_padding_mask)
         return hidden
 
     def _require_global_tokens(self) -> None:

@@ -26,13 +26,12 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processo
 
 from attn_models.hf.causal import CAUGHT, DEEPER, DEEPER_PLACES, TextReachedError, TransformersModel
 from attn_models.hf.loading import tolerance
-from attn_models.loading.images import PREPROCESSOR, open_image
+from attn_models.loading.images import PREPROCESSOR, PROCESSOR, open_image
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import ControlTokenPlaceholders, Message
 from attn_models.tokenizers.settings import CONFIG_NAME
 from attn_models.tokenizers.tokenizer import NO_VALUES
 from attn_models.tokenizers.vocabulary import LibraryErrors
-from attn_models.vision_language.images import PROCESSOR
 from attn_models.vision_language.placing import Part, placed_rows
 from attn_models.vision_language.prompts import ImagePrompt, ImagePrompts, key_of
 from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_object

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attn_models.adapters.base import EncoderAdapter, require_allowed
 from attn_models.adapters.bert import BertAdapter
-from attn_models.adapters.hf_config import check_unread_keys, refused_config
+from attn_models.adapters.hf_config import adapter_config, refused_config
 from attn_models.adapters.native import NativeEncoderAdapter
 from attn_models.adapters.registry import (
     encoder_adapter,
@@ -34,7 +34,7 @@ from attn_models.adapters.state_dict import (
 )
 from attn_models.adapters.vit import labels_of
 from attn_models.device import resolve_device
-from attn_models.encoder.config import ClassifierConfig, EncoderConfig
+from attn_models.encoder.config import ClassifierConfig, EncoderConfig, ModernBertConfig
 from attn_models.encoder.encoder import (
     FirstTokenClassifier,
     MaskedLanguageModel,
@@ -42,6 +42,7 @@ from attn_models.encoder.encoder import (
     TextClassifier,
     VisionTransformer,
 )
+from attn_models.encoder.modernbert import ModernBertClassifier
 from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
@@ -68,8 +69,8 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     path = checkpoint.path / "config.json"
     adapter = encoder_adapter(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
     try:
-        check_unread_keys(checkpoint.config, {*adapter.known_keys, POOLING_MODE}, path)
-        config = adapter.from_hf_config(checkpoint.config)
+        own = {key: value for key, value in checkpoint.config.items() if key != POOLING_MODE}
+        config = adapter_config(adapter, own, path)
         check_config_fits(checkpoint, config)
     except InvalidValue as error:
         raise refused_config(path, error, checkpoint.config, adapter.keys) from error
@@ -101,7 +102,7 @@ def save_encoder(
 
 POOLING_MODE = "pooling_mode"
 """A key of ours in the config.json of a converted encoder: the pooling of a text, where it has no modules.json."""
-Classifier: TypeAlias = Tagger | TextClassifier | FirstTokenClassifier
+Classifier: TypeAlias = Tagger | TextClassifier | FirstTokenClassifier | ModernBertClassifier
 POOLED = "classifier.query"
 """A tensor that only text classifiers have."""
 
@@ -139,8 +140,9 @@ def load_masked(
     checkpoint, adapter, encoder, tokenizer = _loaded(folder, verify, device)
     with init_empty_weights():
         model = MaskedLanguageModel(encoder, adapter.masked_activation)
-    _read_head(checkpoint, adapter.head_names, model, adapter.head_zeros)
-    _require_tied(checkpoint, adapter.head_names, encoder.embedding.weight)
+    names = adapter.names_of_heads(checkpoint.tensors.entries)
+    _read_head(checkpoint, names, model, adapter.head_zeros)
+    _require_tied(checkpoint, names, encoder.embedding.weight)
     return model.eval(), tokenizer
 
 
@@ -157,18 +159,24 @@ def load_classifier(
     except InvalidValue as error:
         raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
     kind, activation = _classifier_of(checkpoint), adapter.pooled_activation
-    if activation is None or not isinstance(encoder.config, EncoderConfig):
+    if activation is None or not isinstance(encoder.config, EncoderConfig | ModernBertConfig):
         rule = f"model_type: {adapter.model_type!r} has classifiers that are not read; its encoder is, for embeddings"
         raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
-    config = ClassifierConfig(encoder=encoder.config, classes=len(labels))
+    model: Classifier
+    names = {} if kind is Tagger else adapter.names_of_heads(checkpoint.tensors.entries)
     with init_empty_weights():
-        model = FirstTokenClassifier(config, activation) if kind is FirstTokenClassifier else kind(config)
+        if isinstance(encoder.config, ModernBertConfig):
+            pooling = None if kind is Tagger else checkpoint.config.get("classifier_pooling", "cls")
+            model, names = ModernBertClassifier(encoder.config, len(labels), activation, pooling), {}
+        else:
+            config = ClassifierConfig(encoder=encoder.config, classes=len(labels))
+            model = FirstTokenClassifier(config, activation) if kind is FirstTokenClassifier else kind(config)
     model.encoder = encoder
-    _read_head(checkpoint, {} if kind is Tagger else adapter.head_names, model)
+    _read_head(checkpoint, names, model, adapter.head_zeros)
     return model.eval(), labels, tokenizer
 
 
-def _classifier_of(checkpoint: CheckpointFolder) -> type[Classifier]:
+def _classifier_of(checkpoint: CheckpointFolder) -> type[Tagger | TextClassifier | FirstTokenClassifier]:
     """The class of the classifier in a folder: by its tensors if it is ours, else by its `architectures`."""
     if POOLED in checkpoint.tensors.entries:
         return TextClassifier

@@ -22,7 +22,7 @@ from attn_schema.device import AUTO
 from torch import nn
 
 from attn_models.adapters.base import Layout, StateDictAdapter, inexpressible, needed
-from attn_models.adapters.hf_config import check_unread_keys, refused_config
+from attn_models.adapters.hf_config import adapter_config, refused_config, without_aliases
 from attn_models.adapters.native import LANGUAGE, LAYOUTS, SOURCE, NativeAdapter, require_installed
 from attn_models.adapters.registry import (
     decoder_adapter,
@@ -61,7 +61,7 @@ from attn_models.sources.gguf_files import folder_at
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 from attn_models.weights.quantized_tensors import with_plain_weights
-from attn_models.weights.safetensors_files import release_read_pages
+from attn_models.weights.safetensors_files import release_read_pages, warn_of_memory
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """The fields of a config that name mechanisms."""
@@ -285,6 +285,8 @@ def load_model(
     path = folder_at(folder)
     kept = kept_folder(path) if prepare is None and place.type == "cpu" else None
     checkpoint = read_folder(path, verify=verify, nonfinite="allow" if is_checked(kept) else "refuse", device=place)
+    if place.type == "cpu":
+        warn_of_memory(checkpoint.path)
     if through_transformers(checkpoint.config):
         from attn_models.hf.loading import load_through_transformers
 
@@ -403,6 +405,7 @@ def _kept(base: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, An
     if layout in LAYOUTS or base.get("model_type") != layout:
         return {key: value for key, value in said.items() if key.endswith("_token_id")} | dict(described)
     adapter = decoder_adapter(layout, described.get("requires"))
+    said = without_aliases(said, adapter.aliases)
     if adapter.from_hf_config({**described, **said}) == adapter.from_hf_config(described):
         return {**described, **said}
     return {key: value for key, value in said.items() if key not in adapter.known_keys} | dict(described)
@@ -431,9 +434,7 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Any:
     """
     path = checkpoint.path / "config.json"
     try:
-        check_unread_keys(checkpoint.config, adapter.known_keys, path)
-        config = adapter.from_hf_config(checkpoint.config)
-        config = adapter.without_missing(config, checkpoint.tensors.entries)
+        config = adapter.without_missing(adapter_config(adapter, checkpoint.config, path), checkpoint.tensors.entries)
         check_config_fits(checkpoint, config)
         if isinstance(config, DecoderConfig):
             layer_attentions(config)

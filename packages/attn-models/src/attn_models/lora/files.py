@@ -1,4 +1,5 @@
-"""Reads and writes adapters as folders in PEFT's format: adapter_config.json and adapter_model.safetensors."""
+"""Reads and writes adapters as folders in PEFT's format: adapter_config.json and adapter_model.safetensors; reads those
+in GGUF files too."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.lora.adapter import LoraAdapter, require_fits
 from attn_models.lora.experts import is_parameter, parameter_of, peft_names, shares, stack, stacked_experts, unstack
 from attn_models.lora.layer import LoraLayer
-from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, CONFIG_LIMIT, AdapterConfig, adapter_config_of
-from attn_models.lora.sites import StoredModule, stored_modules
+from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, CONFIG_LIMIT, AdapterConfig, adapter_config_of, base_of
+from attn_models.lora.sites import WEIGHT, StoredModule, stored_modules
 from attn_models.lora.tables import EMBEDDING, TABLES, UNEMBEDDING, TableChange, TableRows, is_tied, table_of
 from attn_models.weights import LazyTensors, read_manifest, staged_folder, verify_manifest
+from attn_models.weights.gguf_adapter import read_gguf_factors
 from attn_models.weights.manifest import MANIFEST_LIMIT, MANIFEST_NAME, file_sha256
 from attn_models.weights.safe_files import read_config, read_json_object
 from attn_models.weights.safetensors_files import read_header, require_floats, weight_files
@@ -222,13 +224,29 @@ def _joined(
     return a, joined_parts(rows, module.groups), whole[:, 0]
 
 
-def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAdapter:
-    """The adapter in a folder, for `model`, which was loaded from the folder `base`; in evaluation mode.
+def read_adapter(source: Path, model: Any, base: Path, key: str = "") -> LoraAdapter:
+    """The adapter in a folder or a GGUF file, for `model`, which was loaded from the folder `base`; in evaluation mode.
 
-    Raises `CheckpointInvalid` for a folder that is damaged or uses an unsupported feature, which the message names;
+    Raises `CheckpointInvalid` for a source that is damaged or uses an unsupported feature, which the message names;
     `Incompatible` for an adapter of another base: one with other weights, if the adapter records their hash, or with
     layers that the model lacks.
     """
+    config, layers, tables = (_read_gguf if source.is_file() else _read_folder)(source, model, base)
+    if not layers and not tables:
+        raise CheckpointInvalid.of(source, "holds no tensors")
+    adapter = LoraAdapter(config, layers, key, tables)
+    try:
+        require_fits(adapter, model)
+    except InvalidValue as error:
+        raise Incompatible(f"adapter {source.name}: made for another base: {error.message}", field="adapter") from error
+    return adapter.to(next(model.parameters()).device).eval().requires_grad_(requires_grad=False)
+
+
+_Read = tuple[AdapterConfig, dict[str, LoraLayer], dict[str, TableChange]]
+"""The config of an adapter, its layers by the model's names, and its changes of tables."""
+
+
+def _read_folder(folder: Path, model: Any, base: Path) -> _Read:
     records = read_manifest(folder)
     source = read_json_object(folder / MANIFEST_NAME, MANIFEST_LIMIT).get("source", {}) if records is not None else {}
     if records is not None:
@@ -248,15 +266,27 @@ def read_adapter(folder: Path, model: Any, base: Path, key: str = "") -> LoraAda
     tensors = LazyTensors({weights: entries})
     read = {name: tensors[name] for name in tensors}
     tables = _tables(weights, read, config, model, table_names(model, base))
-    layers = _layers(weights, read, config, _modules(model, base))
-    if not layers and not tables:
-        raise CheckpointInvalid.of(weights, "holds no tensors")
-    adapter = LoraAdapter(config, layers, key, tables)
-    try:
-        require_fits(adapter, model)
-    except InvalidValue as error:
-        raise Incompatible(f"adapter {folder.name}: made for another base: {error.message}", field="adapter") from error
-    return adapter.to(next(model.parameters()).device).eval().requires_grad_(requires_grad=False)
+    return config, _layers(weights, read, config, _modules(model, base)), tables
+
+
+def _read_gguf(file: Path, model: Any, base: Path) -> _Read:
+    modules = {f"{module.name}{WEIGHT}": module for module in _modules(model, base)}
+    names = {f"{stored}{WEIGHT}": name for name, stored in table_names(model, base).items()}
+    layers, tables = dict[str, LoraLayer](), dict[str, TableChange]()
+    for name, found in read_gguf_factors(file, read_config(base / "config.json")).items():
+        a, b = (torch.tensor(factor) for factor in (found.a, found.b))
+        if name in names:
+            tables[names[name]] = LoraLayer(a, b, found.scaling)
+        elif name in modules:
+            layers |= _split(modules[name], {DOWN: a, UP: b}, found.scaling)
+        else:
+            raise Incompatible(
+                f"adapter: it changes {name!r}, which is not a linear layer of the model", field="adapter"
+            )
+    first = next((layer for layer in (*layers.values(), *tables.values()) if isinstance(layer, LoraLayer)), None)
+    rank = 1 if first is None else len(first.a)
+    scale = 1.0 if first is None else first.scaling
+    return AdapterConfig(r=rank, lora_alpha=scale * rank, base_model=base_of(file)), layers, tables
 
 
 def _layers(

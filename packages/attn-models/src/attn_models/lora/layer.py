@@ -31,7 +31,8 @@ class LoraLayer(nn.Module):
         if self.dropout and self.training:
             rows = functional.dropout(rows, self.dropout)
         low = functional.linear(rows.to(self.a.dtype), self.a)
-        return (functional.linear(low, self.b) * self.scaling).to(rows.dtype)
+        # Scaled where it is narrow.
+        return functional.linear(low * self.scaling, self.b).to(rows.dtype)
 
     def change(self, rows: Tensor, out: Tensor, site: LoraSite) -> Tensor:
         """The term to add to the layer's output `out` [..., outputs] for `rows` [..., inputs]."""

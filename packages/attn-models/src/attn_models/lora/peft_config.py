@@ -11,6 +11,8 @@ from typing import Any
 
 from attn_core.errors import CheckpointInvalid
 
+from attn_models.weights.gguf_adapter import base_of_gguf
+from attn_models.weights.gguf_reader import is_gguf_adapter
 from attn_models.weights.safe_files import read_json_object
 
 ADAPTER_CONFIG_NAME = "adapter_config.json"
@@ -205,11 +207,15 @@ def _pattern(values: Mapping[str, Any], key: str, path: Path, *, whole: bool = F
     return found
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder contains an adapter and not a model."""
-    return (folder / ADAPTER_CONFIG_NAME).is_file() and not (folder / "config.json").is_file()
+def is_adapter(source: Path) -> bool:
+    """Whether a folder or a GGUF file contains an adapter and not a model."""
+    if source.is_file():
+        return is_gguf_adapter(source)
+    return (source / ADAPTER_CONFIG_NAME).is_file() and not (source / "config.json").is_file()
 
 
-def base_of(folder: Path) -> str:
-    """The name or path of the base in an adapter's folder; empty if it names none."""
-    return str(read_json_object(folder / ADAPTER_CONFIG_NAME, CONFIG_LIMIT).get("base_model_name_or_path") or "")
+def base_of(source: Path) -> str:
+    """The name or path of the base in an adapter's folder or GGUF file; empty if it names none."""
+    if source.is_file():
+        return base_of_gguf(source)
+    return str(read_json_object(source / ADAPTER_CONFIG_NAME, CONFIG_LIMIT).get("base_model_name_or_path") or "")

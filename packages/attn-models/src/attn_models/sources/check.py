@@ -119,8 +119,9 @@ def _check_gguf(checked: ModelCheck, file: Path) -> None:
     entries = {name: TensorEntry("F32", shape, tensor.nbytes) for name, (shape, tensor) in sizes.items()}
     _describe(checked, _headers_only(file, config | {"quantization_config": None}, entries))
     checked.weight_bytes = checked.read_bytes = sum(tensor.nbytes for tensor in header.tensors.values())
-    check_round_trip(tokenizer, file)
-    _describe_tokenizer(checked, file, tokenizer)
+    if tokenizer is not None:
+        check_round_trip(tokenizer, file)
+        _describe_tokenizer(checked, file, tokenizer)
 
 
 def _check_repository(checked: ModelCheck) -> None:
@@ -192,14 +193,21 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
 def _described(checkpoint: CheckpointFolder) -> tuple[Any, Any]:
     """The model of a config without memory, and the layout of its tensors."""
     from attn_models.adapters.base import EncoderAdapter
+    from attn_models.adapters.clip import ClipImageLayout
+    from attn_models.adapters.hf_config import adapter_config
     from attn_models.adapters.registry import require_known_family
     from attn_models.adapters.state_dict import init_empty_weights
+    from attn_models.encoder.clip import ClipImage
     from attn_models.loading.models import described_model
 
     found = require_known_family(checkpoint.config.get("model_type"), checkpoint.config.get("requires"))
+    if isinstance(found, ClipImageLayout):
+        tower = found.from_hf_config(checkpoint.config, checkpoint.path / CONFIG_NAME)
+        with init_empty_weights():
+            return ClipImage(tower), found.layout(tower)
     if not isinstance(found, EncoderAdapter):
         return described_model(checkpoint)[:2]
-    config = found.from_hf_config(checkpoint.config)
+    config = adapter_config(found, checkpoint.config, checkpoint.path / CONFIG_NAME)
     with init_empty_weights():
         return found.build(config), found.layout(config)
 

@@ -82,16 +82,20 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mappin
 def require_loads(folder: CheckpointFolder, layout: Layout | None) -> None:
     """Check that the folder loads as the model that its config describes; raises what loading it raises."""
     from attn_models.adapters.base import EncoderAdapter
+    from attn_models.adapters.clip import ClipImageLayout
     from attn_models.adapters.state_dict import stored_type
     from attn_models.adapters.vit import VitAdapter
     from attn_models.loading import load_model
     from attn_models.loading.encoders import build_encoder, load_image_classifier
+    from attn_models.loading.images import load_image_encoder
 
     stored = stored_type(folder)
     if isinstance(layout, EncoderAdapter):
         build_encoder(folder, stored)
     elif isinstance(layout, VitAdapter):
         load_image_classifier(folder.path, verify="sizes")
+    elif isinstance(layout, ClipImageLayout):
+        load_image_encoder(folder.path, verify="sizes")
     else:
         load_model(folder.path, str(stored).removeprefix("torch."), verify="sizes")
 

@@ -21,7 +21,7 @@ from attn_core import installed
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
 from attn_schema.home import home_folder
 from attn_schema.locks import exclusive
-from tokenizers.models import WordPiece
+from tokenizers.models import Unigram, WordPiece
 
 from attn_models.adapters.base import EncoderAdapter
 from attn_models.sources.progress import Report, Step, silent
@@ -54,13 +54,13 @@ SAMPLES = (
 def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
     """Raises CheckpointInvalid naming `path` if a sample or a special token is changed by encoding and decoding.
 
-    WordPiece may change texts, but no special tokens. SentencePiece with a prefix puts its blank behind a special token
-    too, as Llama 2 was trained.
+    WordPiece and unigram models may change texts, but no special tokens. SentencePiece with a prefix puts its blank
+    behind a special token too, as Llama 2 was trained.
     """
     specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
     texts = SAMPLES if tokenizer.characters is None else (tokenizer.characters,)
-    pieces = isinstance(tokenizer.backend.model, WordPiece)
-    for sample in () if pieces else (*texts, "".join(specials), *(f"{special}a" for special in specials)):
+    normalised = isinstance(tokenizer.backend.model, WordPiece | Unigram)
+    for sample in () if normalised else (*texts, "".join(specials), *(f"{special}a" for special in specials)):
         ids = tokenizer.encode(sample, add_special=False)
         back = tokenizer.decode(ids, skip_special=False)
         if back != sample and (sample in SAMPLES or back != f"{sample[:-1]} {sample[-1]}"):
@@ -83,13 +83,18 @@ def convert_gguf(
         dtype = "float32"
         config = gguf_config(header, dtype)
     tokenizer = tokenizer_from_gguf(header)
-    if tokenizer.vocab_size > config["vocab_size"]:
-        rule = f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {config['vocab_size']} rows"
-        raise CheckpointInvalid.of(path, rule)
-    check_round_trip(tokenizer, path)
+    if tokenizer is not None:
+        if tokenizer.vocab_size > config["vocab_size"]:
+            rule = (
+                f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {config['vocab_size']} rows"
+            )
+            raise CheckpointInvalid.of(path, rule)
+        check_round_trip(tokenizer, path)
     ends = {key: value for key, value in config.items() if key.endswith("_token_id") and value is not None}
     with staged_folder(target, {"file": path.name, "dtype": dtype, **(origin or {})}) as stage:
-        write_side_files(stage, {CONFIG_NAME: config, GENERATION_NAME: ends, **tokenizer.files()})
+        write_side_files(
+            stage, {CONFIG_NAME: config, GENERATION_NAME: ends, **(tokenizer.files() if tokenizer else {})}
+        )
         import_gguf_weights(
             header, stage, dtype, lambda done, total: report(Step(f"convert {path.name}", done, total, "tensors"))
         )

@@ -4,77 +4,78 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import tokenizers
-from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
+from attn_core.errors import CheckpointInvalid, UnknownName
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from attn_models.tokenizers.applied import set_ends
 from attn_models.tokenizers.learned import character_backend
-from attn_models.tokenizers.pre_tokenizers import pre_tokenizer_named
+from attn_models.tokenizers.pre_tokenizers import longest_match_backend, pre_tokenizer_named
+from attn_models.tokenizers.sentencepiece import Piece, pieces_backend
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
-from attn_models.tokenizers.vocabulary import BLANK, ranked_merges
+from attn_models.tokenizers.vocabulary import BLANK, LibraryErrors
 from attn_models.weights.gguf_reader import GgufHeader
 
 NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN, BYTE_TOKEN = 1, 2, 3, 4, 6
 """Values of tokenizer.ggml.token_type."""
+SPECIAL = {CONTROL_TOKEN: True, UNKNOWN_TOKEN: True, USER_DEFINED_TOKEN: False}
+"""Whether tokens that texts are searched for first are left out of decoded texts, by type."""
 BYTES = 256
 PRE = "tokenizer.ggml.pre"
+CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 SEPARATOR = "seperator"  # codespell:ignore -- the spelling of the key in files
 USUAL_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
     "bert": {"bos": 101, SEPARATOR: 102, "unknown": 100, "padding": 0, "mask": 103},
 }
 """The ids of special tokens in files that do not name them, by tokenizer.ggml.model, as in llama.cpp."""
 
 
-def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
-    """SentencePiece BPE, which merges the two neighbours whose union has the highest score (Kudo and Richardson 2018,
-    arXiv 1808.06226).
+def _pieces_backend(header: GgufHeader, tokens: tuple[str, ...], *, unigram: bool = False) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE, or its unigram model; without a flag, texts of both get a blank in front.
 
-    Spaces are written as U+2581, and characters without a token as their bytes. Raises `CheckpointInvalid` for scores
-    or types that do not fit the tokens, and if byte tokens or the unknown token are missing.
+    Raises `CheckpointInvalid` for scores or types that do not fit the tokens, and if byte tokens are missing.
     """
     scores, types = header.metadata.get("tokenizer.ggml.scores"), header.integers("tokenizer.ggml.token_type")
     if not isinstance(scores, tuple) or len(scores) != len(tokens) or len(types) != len(tokens):
         raise CheckpointInvalid.of(header.path, "the vocabulary does not have a score and a type for each token")
-    if types.count(BYTE_TOKEN) != BYTES:
+    if types.count(BYTE_TOKEN) not in ((BYTES, 0) if unigram else (BYTES,)):
         raise CheckpointInvalid.of(header.path, f"{types.count(BYTE_TOKEN)} byte tokens; needed: {BYTES}")
     unknown = _named(header, tokens, "unknown")
-    ranked = [place for place, kind in enumerate(types) if kind in (NORMAL_TOKEN, USER_DEFINED_TOKEN)]
-    ranked.sort(key=lambda place: -scores[place])
-    model = models.BPE(
-        vocab={token: place for place, token in enumerate(tokens)},
-        merges=list(ranked_merges({tokens[place]: place for place in ranked})),
-        unk_token=unknown,
-        fuse_unk=True,
-        byte_fallback=True,
+    kinds = [UNKNOWN_TOKEN if token == unknown else kind for token, kind in zip(tokens, types, strict=True)]
+    charsmap = header.integers(CHARSMAP) if CHARSMAP in header.metadata else ()
+    if not all(-128 <= number < BYTES for number in charsmap):  # some files have signed bytes
+        raise CheckpointInvalid.of(header.path, f"{CHARSMAP} does not consist of bytes")
+    return pieces_backend(
+        [Piece(*piece) for piece in zip(tokens, scores, kinds, strict=True)],
+        unigram=unigram,
+        charsmap=bytes(number % BYTES for number in charsmap),
+        strips=header.flag("tokenizer.ggml.remove_extra_whitespaces", default=unigram),
+        prefixed=header.flag("tokenizer.ggml.add_space_prefix", default=True),
     )
-    backend = tokenizers.Tokenizer(model)
-    prefixed = header.flag("tokenizer.ggml.add_space_prefix", default=True)
-    before = [normalizers.Prepend(BLANK)] if prefixed else []
-    after = [decoders.Strip(content=" ", left=1)] if prefixed else []
-    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", BLANK)])
-    spelled = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*spelled, *after])
-    return backend
 
 
-def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
-    """The tokenizer of the file: byte-level BPE ("gpt2"), sentencepiece's BPE ("llama"), WordPiece ("bert"), or single
-    characters ("rwkv").
+def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer | None:
+    """The tokenizer of the file: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama") or unigram model ("t5"),
+    WordPiece ("bert"), or RWKV's longest match ("rwkv"); None if it has none ("none").
 
     Raises `UnknownName` for an unsupported tokenizer model or pre-tokenizer, and `CheckpointInvalid` for an
     inconsistent vocabulary.
     """
     kind = header.text("tokenizer.ggml.model")
+    if kind == "none":
+        return None
     if kind not in BACKENDS:
-        raise UnknownName.of("GGUF tokenizer model", kind, BACKENDS)
+        raise UnknownName.of("GGUF tokenizer model", kind, [*BACKENDS, "none"])
     tokens = header.texts("tokenizer.ggml.tokens")
     if len(set(tokens)) != len(tokens):
         raise CheckpointInvalid.of(header.path, "a token of the vocabulary is given twice")
-    backend = BACKENDS[kind](header, tokens)
+    with LibraryErrors(lambda said: CheckpointInvalid.of(header.path, f"the vocabulary is inconsistent: {said}")):
+        backend = BACKENDS[kind](header, tokens)
     if kind == "bert":
         tokens = word_pieces(tokens, header.integers("tokenizer.ggml.token_type"))
     _add_special_tokens(backend, header, tokens)
@@ -128,27 +129,41 @@ def word_pieces(tokens: Iterable[str], types: Iterable[int]) -> tuple[str, ...]:
     )
 
 
-ESCAPES = re.compile(r"(?:\\x[0-9a-f]{2})+")
+ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\(.)|(.)", re.DOTALL)
+SHORT = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-def _character_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
-    """A vocabulary of single characters, as `attn models export` writes it: RWKV's longest match, of one character.
+def rwkv_bytes(token: str) -> bytes:
+    """The bytes of a token as RWKV's files spell them: Python's escapes, without quotes."""
+    found = ESCAPE.findall(token)
+    return b"".join(bytes.fromhex(h) if h else (SHORT.get(short, short) or plain).encode() for h, short, plain in found)
 
-    Raises `Incompatible` for longer tokens, for which tokenizer.json has no such rule.
-    """
-    spelled = [
-        bytes.fromhex(token.replace("\\x", "")).decode(errors="replace") if ESCAPES.fullmatch(token) else ""
-        for token in tokens
-    ]
-    if any(len(character) != 1 for character in spelled):
-        raise Incompatible(f"{header.path}: an RWKV vocabulary of more than single characters is not supported")
-    return character_backend(spelled)
+
+def _longest_match_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    """RWKV's longest match over the bytes of a text, or a vocabulary of single characters, as `attn models export`
+    writes it."""
+    types = header.integers("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise CheckpointInvalid.of(header.path, f"{len(types)} token types for {len(tokens)} tokens")
+    spelled = {
+        rwkv_bytes(token): place
+        for place, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind == NORMAL_TOKEN
+    }
+    characters = [token.decode(errors="replace") for token in spelled]
+    if len(spelled) == len(tokens) and all(len(character) == 1 for character in characters):
+        return character_backend(characters)
+    if sum(len(token) == 1 for token in spelled) != BYTES:
+        raise CheckpointInvalid.of(header.path, "an RWKV vocabulary without a token for each byte")
+    named = {token: place for place, token in enumerate(tokens) if types[place] in SPECIAL}
+    return longest_match_backend(spelled, named)
 
 
 BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer]] = {
     "gpt2": _byte_level_backend,
-    "llama": sentencepiece_backend,
-    "rwkv": _character_backend,
+    "llama": _pieces_backend,
+    "t5": partial(_pieces_backend, unigram=True),
+    "rwkv": _longest_match_backend,
     "bert": _word_piece_backend,
 }
 """The functions that build a tokenizer, by tokenizer.ggml.model."""
@@ -162,21 +177,17 @@ def _merged_model(header: GgufHeader, tokens: tuple[str, ...]) -> models.BPE:
             raise CheckpointInvalid.of(header.path, f"the merge {merge[:60]!r} is not two tokens")
         merges.append((first, second))
     vocabulary = {token: place for place, token in enumerate(tokens)}
-    try:
-        return models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False)
-    except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens for example
-        raise CheckpointInvalid.of(header.path, f"the vocabulary is inconsistent: {error}") from error
+    return models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False)
 
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...]) -> None:
     types = header.integers("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
         raise CheckpointInvalid.of(header.path, f"{len(types)} token types for {len(tokens)} tokens")
-    kinds = {CONTROL_TOKEN: True, UNKNOWN_TOKEN: True, USER_DEFINED_TOKEN: False}
     added = [
-        AddedToken(token, normalized=False, special=kinds[kind])
+        AddedToken(token, normalized=False, special=SPECIAL[kind])
         for token, kind in zip(tokens, types, strict=True)
-        if kind in kinds
+        if kind in SPECIAL
     ]
     backend.add_tokens(added)
 
@@ -186,8 +197,8 @@ def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[s
     if kind == "bert":
         set_ends(backend, _named(header, tokens, _first(header)), _named(header, tokens, SEPARATOR))
         return
-    begins = kind == "llama" or (PRE in header.metadata and pre_tokenizer_named(header.text(PRE)).begins)
-    wanted = {"bos": begins, "eos": False}
+    begins = kind == "llama" or (kind == "gpt2" and pre_tokenizer_named(header.text(PRE)).begins)
+    wanted = {"bos": begins, "eos": kind == "t5"}
     found = {
         word: _named(header, tokens, word) if header.flag(f"tokenizer.ggml.add_{word}_token", default=usual) else None
         for word, usual in wanted.items()

@@ -7,12 +7,16 @@ expressions differ: its `gpt-4o` splits at combining marks, and it never compose
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tokenizers
-from attn_core.errors import UnknownName
+from attn_core.errors import InvalidValue, UnknownName
 from tokenizers import Regex, normalizers, pre_tokenizers
+
+from attn_models.tokenizers.vocabulary import byte_of_character
 
 Step = str | pre_tokenizers.PreTokenizer
 """A regular expression (Oniguruma) whose matches become pieces of their own, or a step of the library."""
@@ -155,3 +159,46 @@ def pre_tokenizer_named(name: str) -> BytePreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise UnknownName.of("GGUF pre-tokenizer (tokenizer.ggml.pre)", name, PRE_TOKENIZERS)
     return PRE_TOKENIZERS[name]
+
+
+LONGEST = 256
+"""The longest token of a vocabulary of longest matches, in bytes; those of RWKV have up to 128."""
+UNMATCHED = "<no such token>"
+"""A name that the library needs, which is not in the vocabulary: every text consists of tokens."""
+Trie = dict[str, Any]
+
+
+def longest_match_backend(tokens: Mapping[bytes, int], named: Mapping[str, int]) -> tokenizers.Tokenizer:
+    """A backend that takes, at each byte of a text, the longest token that fits, as RWKV's; every byte is a token.
+
+    The tokens are a regular expression of nested prefixes; `named` ones are in no text. Raises `InvalidValue` for a
+    token of no or too many bytes.
+    """
+    spelled_as = {byte: character for character, byte in byte_of_character().items()}
+    root, vocabulary = Trie(), dict(named)
+    for token, place in tokens.items():
+        if not 0 < len(token) <= LONGEST:
+            raise InvalidValue.of("tokens", f"a token of {len(token)} bytes", f"1 to {LONGEST} bytes")
+        spelled = "".join(spelled_as[byte] for byte in token)
+        vocabulary[spelled] = place
+        node = root
+        for character in spelled:
+            node = node.setdefault(character, {})
+        node[END] = {}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, UNMATCHED))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([BYTES, pre_tokenizers.Split(Regex(_nested(root)), "isolated")])
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return backend
+
+
+END = ""
+"""The key of a node at which a token ends."""
+
+
+def _nested(node: Trie) -> str:
+    """A regular expression of the longest token below a node; its branches begin with different characters."""
+    leaves = "".join(re.escape(one) for one, below in node.items() if one and below == {END: {}})
+    branches = [re.escape(one) + _nested(below) for one, below in node.items() if one and below != {END: {}}]
+    if leaves:
+        branches.append(f"[{leaves}]")
+    return f"(?:{'|'.join(branches)}){'?' if END in node else ''}"

@@ -7,8 +7,9 @@ put in front of every piece between special tokens, as by the models' own code, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from attn_core.errors import CheckpointInvalid, Incompatible, MissingPackage
@@ -86,17 +87,13 @@ def _require_supported(file: Any, path: Path) -> None:
 
 def _backend(file: Any) -> tokenizers.Tokenizer:
     rules, pieces = file.normalizer_spec, list(file.pieces)
-    backend = tokenizers.Tokenizer(_bpe(pieces) if file.trainer_spec.model_type == BPE else _unigram(pieces))
-    steps: list[Any] = []
-    if rules.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
-    if rules.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if rules.add_dummy_prefix:
-        steps.append(normalizers.Prepend(BLANK))
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", BLANK)])
-    spelled: list[Any] = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*spelled, *([decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else [])])
+    backend = pieces_backend(
+        pieces,
+        unigram=file.trainer_spec.model_type == UNIGRAM,
+        charsmap=rules.precompiled_charsmap,
+        strips=rules.remove_extra_whitespaces,
+        prefixed=rules.add_dummy_prefix,
+    )
     special = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
     backend.add_tokens(
         [
@@ -108,7 +105,36 @@ def _backend(file: Any) -> tokenizers.Tokenizer:
     return backend
 
 
-def _bpe(pieces: list[Any]) -> models.BPE:
+class Piece(NamedTuple):
+    """A piece of a SentencePiece vocabulary, with its score and its type, `NORMAL` to `BYTE`."""
+
+    piece: str
+    score: float
+    type: int
+
+
+def pieces_backend(
+    pieces: Sequence[Piece], *, unigram: bool, charsmap: bytes, strips: bool, prefixed: bool
+) -> tokenizers.Tokenizer:
+    """The backend of a SentencePiece vocabulary in the order of its ids: BPE (Kudo and Richardson 2018, arXiv
+    1808.06226), or a `unigram` model (Kudo 2018, arXiv 1804.10959).
+
+    Texts are normalised by a compiled `charsmap`, if it is not empty; `strips` leaves one of several blanks and none at
+    the ends, `prefixed` puts one in front. Blanks are written as U+2581.
+    """
+    backend = tokenizers.Tokenizer(_unigram(pieces) if unigram else _bpe(pieces))
+    steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if strips:
+        steps += [normalizers.Replace(Regex(found), put) for found, put in ((r"\A +| +\z", ""), (" {2,}", " "))]
+    if prefixed:
+        steps.append(normalizers.Prepend(BLANK))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", BLANK)])
+    spelled: list[Any] = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*spelled, *([decoders.Strip(" ", 1, 0)] if prefixed else [])])
+    return backend
+
+
+def _bpe(pieces: Sequence[Piece]) -> models.BPE:
     ranked = [place for place, piece in enumerate(pieces) if piece.type in (NORMAL, USER_DEFINED)]
     ranked.sort(key=lambda place: -pieces[place].score)
     return models.BPE(
@@ -120,7 +146,7 @@ def _bpe(pieces: list[Any]) -> models.BPE:
     )
 
 
-def _unigram(pieces: list[Any]) -> models.Unigram:
+def _unigram(pieces: Sequence[Piece]) -> models.Unigram:
     scores = [(piece.piece, NEVER if piece.type == UNUSED else piece.score) for piece in pieces]
     unknown = next((place for place, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
     return models.Unigram(scores, unk_id=unknown, byte_fallback=any(piece.type == BYTE for piece in pieces))

@@ -13,10 +13,8 @@ from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor
 
 from attn_models.adapters.base import require_allowed, required_count
-from attn_models.loading.images import PREPROCESSOR, channel_values, open_image
-from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_object
+from attn_models.loading.images import channel_values, image_settings, open_image
 
-PROCESSOR = "processor_config.json"
 LANCZOS = 1
 LONGEST_EDGE = 4096
 """The largest side in pixels that images are resized to, whatever the settings say."""
@@ -94,12 +92,7 @@ def read_tile_reader(folder: Path, side: int) -> TileReader:
 
     Raises `CheckpointInvalid` for an unknown or unsupported setting.
     """
-    path, values = member(folder, PREPROCESSOR), None
-    if path.is_file():
-        values = read_json_object(path, CONFIG_LIMIT)
-    elif member(folder, PROCESSOR).is_file():
-        path = member(folder, PROCESSOR)
-        values = read_json_object(path, CONFIG_LIMIT).get("image_processor", {})
+    path, values = image_settings(folder)
     if values is None:
         return TileReader(side=side, longest_edge=4 * side)
     try:

@@ -76,7 +76,8 @@ def matched(
         for source, shape in placement.sources.items():
             expected.setdefault(source, []).append((placement, shape))
     for name in header.tensors:
-        if name not in expected and not (has_factors and name in FACTOR_TENSORS) and not _is_scale(header, name):
+        known = name in expected or name in WITHOUT_EFFECT or (has_factors and name in FACTOR_TENSORS)
+        if not known and not _is_scale(header, name):
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is unexpected in a {family} model")
     for name, uses in expected.items():
         if name not in header.tensors:
@@ -89,6 +90,9 @@ def matched(
     return [item for name in header.tensors for item, _ in expected.get(name, ()) if item.source == name]
 
 
+WITHOUT_EFFECT = ("dec.blk.0.cross_attn_rel_b.weight", *(f"blk.0.time_mix_v{part}.weight" for part in range(3)))
+"""Positions of the cross-attention of the first T5 checkpoints, which has none, and a network of RWKV-7's first layer,
+which is a copy of another one."""
 SCALED = ("NVFP4",)
 """Types whose tensors may have another one with scales beside them."""
 
@@ -179,7 +183,8 @@ class GgufArchitecture:
 
     `name` is its `general.architecture`. `config` returns the config.json of a header, `placements` the destination of
     each tensor of a model with that config; they are checked against the file. `read` holds further keys that `config`
-    uses beside `READ`, `passed` further keys that have no effect with these values.
+    uses beside `READ`, `passed` further keys that have no effect with these values. `families` are the model types of
+    configs that `placements` takes.
     """
 
     name: str
@@ -187,6 +192,7 @@ class GgufArchitecture:
     placements: Callable[[GgufHeader, dict[str, Any]], list[Placement]]
     read: frozenset[str]
     passed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    families: frozenset[str] = frozenset()
 
 
 def architecture_of(header: GgufHeader) -> GgufArchitecture:

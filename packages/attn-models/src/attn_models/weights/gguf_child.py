@@ -243,13 +243,13 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
         rows = raw_rows(tensor, placement.expert)
         if not layout.is_finite(rows):
             raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
-        return np.ascontiguousarray(_in_order(rows, placement))
+        return np.ascontiguousarray(in_order(rows, placement))
     values = joined(header, placement) if placement.parts else dequantised(header, tensor, placement.expert)
     if placement.decay:
         if not (values < 0).all():
             raise CheckpointInvalid.of(header.path, f"tensor {placement.source!r} contains a decay that is not below 0")
         values = np.log(-values)
-    values = _in_order(values, placement)
+    values = in_order(values, placement)
     if placement.transposed:
         values = values.T
     if placement.subtracted:
@@ -257,7 +257,8 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
     return stored(values, written_as(tensor, placement, dtype)[0])
 
 
-def _in_order(rows: NDArray[Any], placement: Placement) -> NDArray[Any]:
+def in_order(rows: NDArray[Any], placement: Placement) -> NDArray[Any]:
+    """The rows [outputs, ...] of a matrix in the order that the Hugging Face layout has."""
     if placement.rotary_heads:
         rows = half_split_rows(rows, placement.rotary_heads)
     if placement.tiled:

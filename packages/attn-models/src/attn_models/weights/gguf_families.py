@@ -61,7 +61,7 @@ class GgufFamily:
     the adapter has no such table. `described` returns the whole config.json where the common keys have another meaning.
     `placed` returns the placement of a Hugging Face tensor from its name and shape, or None to find it by its name. In
     files of `permuted` families the rows of a rotary pair are next to each other. `read` and `passed` are as in
-    `GgufArchitecture`.
+    `GgufArchitecture`. `relatives` are other families whose models such files may hold.
     """
 
     name: str
@@ -73,6 +73,7 @@ class GgufFamily:
     named: Mapping[str, str] = field(default_factory=dict)
     described: Callable[[GgufHeader], Keys] | None = None
     placed: Callable[[GgufHeader, Keys, str, tuple[int, ...]], Placement | None] = find_by_name
+    relatives: tuple[str, ...] = ()
 
     def config(self, header: GgufHeader) -> Keys:
         """The config.json of a header; raises as the `config` of other architectures."""
@@ -100,7 +101,7 @@ class GgufFamily:
 
     def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
         """The placement of every tensor of a model with this config."""
-        from attn_models.adapters.state_dict import init_empty_weights, stored_shapes
+        from attn_models.adapters.state_dict import init_empty_weights, saved_parameters, stored_shapes
 
         adapter: Any = installed().adapters.get(config["model_type"])
         try:
@@ -108,9 +109,11 @@ class GgufFamily:
         except InvalidValue as error:
             what = error.metadata.get("field", "")
             raise Incompatible(f"{header.path}: {error.message}", path=header.path, what=what) from error
+        if "tie_word_embeddings" in adapter.by_tensors:
+            decoder = adapter.without_missing(decoder, ["lm_head.weight"] if "output.weight" in header.tensors else [])
         with init_empty_weights():
             model = adapter.build(decoder)
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in saved_parameters(model).items()}
         from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
         architecture = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == self.name)
@@ -173,7 +176,8 @@ class GgufFamily:
 
     def architecture(self) -> GgufArchitecture:
         """The `GgufArchitecture` that reads files of this family."""
-        return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed)
+        families = frozenset({self.model_type, *self.relatives})
+        return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed, families)
 
     def _rope(self, header: GgufHeader) -> Keys:
         if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in WITHOUT_ROTARY:

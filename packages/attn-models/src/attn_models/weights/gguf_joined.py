@@ -257,7 +257,14 @@ STATES = _keys(
     *(f"ssm.{word}" for word in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count"))
 )
 JOINED_FAMILIES: tuple[GgufFamily, ...] = (
-    GgufFamily("deepseek2", "deepseek_v2", read=TURNED | LATENTS | ROUTED, described=_deepseek, placed=_deepseek_place),
+    GgufFamily(
+        "deepseek2",
+        "deepseek_v2",
+        read=TURNED | LATENTS | ROUTED,
+        described=_deepseek,
+        placed=_deepseek_place,
+        relatives=("deepseek_v3",),
+    ),
     GgufFamily("gpt-oss", "gpt_oss", _gpt_oss, read=WINDOW | EXPERTS, placed=_gpt_oss_place),
     GgufFamily("mamba2", "mamba2", read=STATES | _keys("vocab_size"), described=_mamba2, placed=_mamba2_place),
 )

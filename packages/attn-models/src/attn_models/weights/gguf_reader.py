@@ -352,8 +352,28 @@ def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, 
     return {tensor.name: replace(tensor, offset=start + tensor.offset) for tensor in tensors}
 
 
+PEEKED = 1 << 16
+
+
+def is_gguf_adapter(file: Path) -> bool:
+    """Whether a file is an adapter, by its first keys alone; False for a file that is not a GGUF file."""
+    with file.open("rb") as opened:
+        cursor = Cursor(file, opened.read(PEEKED), file.stat().st_size)
+    try:
+        _version(cursor)
+        cursor.unsigned(8, "the number of tensors")
+        for _ in range(_bounded(cursor, "metadata keys", _SMALLEST_ENTRY, MOST_KEYS)):
+            key = cursor.text("a metadata key")
+            value = cursor.value(key[:LONGEST_NAME])
+            if key == "general.type":
+                return value == "adapter"
+    except CheckpointInvalid:
+        pass  # the reader of the whole file says what is wrong
+    return False
+
+
 OTHER_KINDS = {
-    "adapter": "a LoRA adapter; run its base model, with the adapter as a folder in PEFT's layout",
+    "adapter": "a LoRA adapter; load it on its base model (`attn models load`), or merge it (`attn convert merge`)",
     "mmproj": "the image or audio encoder of a model; run the GGUF file of the language model itself",
     "imatrix": "statistics for quantising a model; run the model itself",
 }

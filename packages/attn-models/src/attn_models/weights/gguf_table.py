@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_models.weights.gguf_architectures import count_or, layer_count, number_or
+from attn_models.weights.gguf_architectures import count_or, layer_count, number_or, vocabulary_size
 from attn_models.weights.gguf_families import (
     EXPERTS,
     TURNED,
@@ -176,11 +176,38 @@ def _encoder(header: GgufHeader) -> Keys:
     return {"type_vocab_size": types, "pooling_mode": "cls" if pooling == FIRST_TOKEN else "mean"}
 
 
+def _t5(header: GgufHeader) -> Keys:
+    """The config.json of a T5, or with position biases in every block of an UMT5.
+
+    Not stored in the file: feed-forwards with a gate have GELU, others ReLU, as llama.cpp computes them, and only
+    models without gates multiply hidden states before a tied unembedding.
+    """
+    layers, gated = layer_count(header), "enc.blk.0.ffn_gate.weight" in header.tensors
+    tied = "output.weight" not in header.tensors
+    return {
+        "model_type": "umt5" if "enc.blk.1.attn_rel_b.weight" in header.tensors else "t5",
+        "vocab_size": vocabulary_size(header),
+        "d_model": header.count("t5.embedding_length"),
+        "d_kv": header.count("t5.attention.key_length"),
+        "d_ff": header.count("t5.feed_forward_length"),
+        "num_layers": layers,
+        "num_decoder_layers": count_or(header, "t5.decoder_block_count", layers),
+        "num_heads": header.count("t5.attention.head_count"),
+        "n_positions": header.count("t5.context_length"),
+        "relative_attention_num_buckets": header.count("t5.attention.relative_buckets_count"),
+        "layer_norm_epsilon": number(header, "t5.attention.layer_norm_rms_epsilon"),
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "tie_word_embeddings": tied,
+        "scale_decoder_outputs": tied and not gated,
+        "decoder_start_token_id": header.metadata.get("t5.decoder_start_token_id", 0),
+    }
+
+
 LAYER_NORM = TURNED | {"attention.layer_norm_epsilon"}
 SCALES = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
 
 GGUF_FAMILIES = (
-    GgufFamily("llama", "llama", _llama, permuted=True, read=TURNED | EXPERTS),
+    GgufFamily("llama", "llama", _llama, permuted=True, read=TURNED | EXPERTS, relatives=("mistral", "mixtral")),
     GgufFamily("gemma2", "gemma2", _gemma2, read=WINDOW | set(CAPS)),
     GgufFamily(
         "gemma3",
@@ -234,5 +261,13 @@ GGUF_FAMILIES = (
         "bert", "bert", _encoder, read=frozenset({"attention.layer_norm_epsilon"}), passed=POOLED, named=ENCODER
     ),
     GgufFamily("nomic-bert", "nomic_bert", _encoder, read=LAYER_NORM, passed=POOLED, named=ENCODER),
+    GgufFamily(
+        "t5",
+        "t5",
+        described=_t5,
+        relatives=("umt5",),
+        read=frozenset({"attention.layer_norm_epsilon", "attention.relative_buckets_count", "decoder_start_token_id"})
+        | {"decoder_block_count"},
+    ),
 )
 """Families with a llama.cpp architecture that are read by `GgufFamily` alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from attn_core.errors import CheckpointInvalid
+from attn_schema.cores import usable_memory
 from safetensors import SafetensorError, safe_open
 
 from attn_models.weights.safe_files import (
@@ -24,6 +26,7 @@ from attn_models.weights.safe_files import (
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger(__name__)
 
 HEADER_LIMIT = 16 << 20
 """The limit on the size of a header in bytes; a header of 100,000 tensors has about 12 MB."""
@@ -223,3 +226,15 @@ def release_read_pages(folder: Path) -> None:
         if mapping["file"] in files:
             start, end = int(mapping["start"], 16), int(mapping["end"], 16)
             madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def warn_of_memory(folder: Path) -> None:
+    """Say how much memory a folder's weights need where this process may not use as much."""
+    needed, most = sum(path.stat().st_size for path in folder.glob("*.safetensors")), usable_memory()
+    if needed > most:
+        log.warning(
+            "%s: the weights need %.1f GB of memory, and this process may use %.1f GB. Pages of mapped files are read "
+            "from the disk again in every step; weights that are packed and not yet kept beside the model, or "
+            "converted to another dtype, are copied, for which memory will not suffice",
+            folder, needed / 1e9, most / 1e9,
+        )  # fmt: skip

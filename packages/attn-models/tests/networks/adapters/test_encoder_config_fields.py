@@ -53,6 +53,7 @@ BART = {
 FAMILIES = {
     "t5": T5,
     "mt5": T5,
+    "umt5": T5,
     "bart": BART,
     "marian": BART,
     "m2m_100": BART,
@@ -95,6 +96,9 @@ FAMILIES = {
     "nomic_bert": NARROW,
     "gte": NARROW,
     "jina_embeddings_v3": NARROW,
+    "deberta-v2": NARROW
+    | {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "norm_rel_ebd": "layer_norm"}
+    | {"share_att_key": True, "position_biased_input": False, "conv_kernel_size": 3, "conv_act": "gelu"},
     "big_bird": NARROW | {"attention_type": "original_full"},
     "reformer": {
         "vocab_size": 61,
@@ -131,6 +135,17 @@ FOREIGN = {
     "n_positions": (64,),
     "num_decoder_layers": (None, 2),
     "attention_window": (2,),
+    "attention_head_size": (8, 16),
+    "conv_act": ("tanh", "relu", "silu"),
+    "conv_groups": (2, 3),
+    "conv_kernel_size": (0, 5, 2),
+    "max_relative_positions": (12, 3),
+    "norm_rel_ebd": ("none", "layer_norm|batch_norm"),
+    "pos_att_type": ("c2p", ["p2c"], [], "c2c"),
+    "position_biased_input": (True,),
+    "position_buckets": (-1, 0, 5, 32),
+    "relative_attention": (False,),
+    "share_att_key": (False,),
     "activation_function": ("swish", "relu"),
     "decoder_attention_heads": (2,),
     "decoder_vocab_size": (30,),
@@ -167,7 +182,7 @@ FOREIGN = {
     "use_mean_pooling": (True,),
 }
 """Fields of other encoders with values that mean something there."""
-ENCODER_DECODERS = ("t5", "mt5", "bart", "marian", "m2m_100")
+ENCODER_DECODERS = ("t5", "mt5", "umt5", "bart", "marian", "m2m_100")
 TOWERS = ("text_config", "vision_config")
 HEADS = {"vit": "ForImageClassification", "whisper": "ForSpeechSeq2Seq"} | dict.fromkeys(
     ENCODER_DECODERS, "ForSeq2SeqLM"

@@ -11,6 +11,7 @@ from attn_core.errors import CheckpointInvalid, Incompatible
 from attn_models.adapters.registry import encoder_adapter
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import FirstTokenClassifier, Tagger
+from attn_models.encoder.modernbert import ModernBertClassifier
 from attn_models.loading.encoders import build_encoder, is_text_classifier, load_classifier, load_masked, save_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import read_folder
@@ -28,6 +29,17 @@ SIZES = {
     "max_position_embeddings": 40,
 }
 SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 2)
+DEBERTA = {
+    "model_type": "deberta-v2",
+    "relative_attention": True,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+"""As microsoft/deberta-v3-base, with fewer buckets, so that some hold several distances."""
 FAMILIES = {
     "bert": SIZES,
     "roberta": SIZES,
@@ -40,9 +52,14 @@ FAMILIES = {
     "nomic_bert": SIZES,
     "gte": SIZES,
     "jina_embeddings_v3": SIZES,
+    "deberta-v2": SIZES | DEBERTA,
+    "deberta v2-xlarge": SIZES | DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu", "attention_head_size": 8},
+    "deberta separate": SIZES
+    | DEBERTA
+    | {"share_att_key": False, "pos_att_type": "c2p", "norm_rel_ebd": "none", "position_buckets": -1}
+    | {"position_biased_input": True, "type_vocab_size": 2, "conv_kernel_size": 5, "conv_groups": 2},
     "modernbert": SIZES | SPECIAL | {"pad_token_id": 0, "local_attention": 8},
 }
-ENCODERS = [name for name in FAMILIES if name != "modernbert"]
 TOKENS = torch.randint(2, 31, (3, 24), generator=torch.Generator().manual_seed(1))
 KEEP = torch.arange(24) < torch.tensor([[24], [13], [2]])
 TOKENIZER = character_tokenizer("abcdefgh ")
@@ -79,7 +96,8 @@ def exact(peer):
 def drawn(family, head="", **fields):
     """A model of transformers in float64 in which every weight counts."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **FAMILIES[family] | fields)
+    sizes = {"model_type": family, **FAMILIES[family], **fields}
+    config = transformers.AutoConfig.for_model(**sizes)
     peer = getattr(transformers, f"AutoModel{head}").from_config(config, attn_implementation=kernel(family))
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
@@ -108,13 +126,13 @@ def padded(peer, *, first):
 def test_rows_are_those_of_transformers_both_ways(family, first, tmp_path):
     peer = drawn(family)
     ours = build_encoder(read_folder(written(peer, tmp_path / "theirs")), torch.float64).eval()
-    save_encoder(tmp_path / "ours", ours, layout=family)
+    save_encoder(tmp_path / "ours", ours, layout=peer.config.model_type)
     back = type(peer).from_pretrained(tmp_path / "ours", attn_implementation=kernel(family), dtype=torch.float64)
     tokens, keep = padded(peer, first=first)
     for their in map(exact, (peer, back)):
         theirs = their(tokens, attention_mask=keep.long()).last_hidden_state
-        # Theirs turns a ModernBERT's queries in float32 whatever type is asked for.
-        tolerance = 1e-5 if family == "modernbert" else 1e-10
+        # Theirs turns a ModernBERT's queries, and takes the root of a DeBERTa's scale, in float32.
+        tolerance = 1e-5 if family == "modernbert" else 1e-6 if "deberta" in family else 1e-10
         torch.testing.assert_close(ours(tokens, keep)[keep], theirs[keep], rtol=0, atol=tolerance)
 
 
@@ -131,7 +149,7 @@ def test_guesses_are_those_of_transformers(family, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_classes_are_those_of_transformers(family, head, tmp_path):
     peer = drawn(family, head, num_labels=3)
@@ -140,7 +158,10 @@ def test_classes_are_those_of_transformers(family, head, tmp_path):
     assert labels == ["LABEL_0", "LABEL_1", "LABEL_2"]
     texts = head == "ForSequenceClassification"
     assert is_text_classifier(folder) is texts
-    assert isinstance(ours, FirstTokenClassifier if texts else Tagger)
+    if family == "modernbert":
+        assert isinstance(ours, ModernBertClassifier)
+    else:
+        assert isinstance(ours, FirstTokenClassifier if texts else Tagger)
     tokens, keep = padded(peer, first=False)
     theirs = exact(peer)(tokens, attention_mask=keep.long()).logits
     mine = ours(tokens, keep)
@@ -156,9 +177,9 @@ def test_a_bias_that_a_layout_has_not_is_not_dropped(tmp_path):
         save_encoder(tmp_path / "ours", model, layout="gte")
 
 
-@pytest.mark.parametrize("family", ["modernbert", "longformer", "big_bird"])
+@pytest.mark.parametrize("family", ["longformer", "big_bird"])
 def test_classifiers_that_are_computed_otherwise_are_refused(family, tmp_path):
-    sizes = FAMILIES.get(family, SIZES | {"attention_window": 4, "attention_type": "original_full"})
+    sizes = SIZES | {"attention_window": 4, "attention_type": "original_full"}
     config = transformers.AutoConfig.for_model(family, **sizes)
     peer = transformers.AutoModelForSequenceClassification.from_config(config)
     with pytest.raises(CheckpointInvalid, match=f"model_type: '{family}'"):

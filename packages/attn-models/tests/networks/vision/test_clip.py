@@ -120,7 +120,7 @@ def test_a_tower_of_texts_that_is_not_computed_is_refused(change, said, folder):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"do_center_crop": False}, "do_center_crop"),
+        ({"do_center_crop": False}, "size"),
         ({"resample": 2}, "resample"),
         ({"size": {"shortest_edge": 9}}, "size"),
         ({"image_mean": [0.5]}, "image_mean"),

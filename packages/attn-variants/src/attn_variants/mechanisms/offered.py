@@ -16,6 +16,7 @@ from attn_variants.mechanisms.compressive import CompressiveMemory
 from attn_variants.mechanisms.coverage import CoverageAttention
 from attn_variants.mechanisms.delta_rules import DeltaNet, KimiDeltaAttention
 from attn_variants.mechanisms.dependency import DependencyAttention, DependencyDepthAttention
+from attn_variants.mechanisms.disentangled import DisentangledAttention
 from attn_variants.mechanisms.distributions import (
     AdaptiveEntmaxAttention,
     EntmaxAttention,
@@ -110,6 +111,7 @@ OFFERED: tuple[type[Mechanism], ...] = (
     ConcatenatedPositions,
     DependencyAttention,
     DependencyDepthAttention,
+    DisentangledAttention,
     NoPositions,
     PathAttention,
     QkL2NormAttention,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from attn_core.decays import by_halves
 from attn_core.kernels.recurrence import Steps
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
@@ -82,46 +83,6 @@ def faded_pairs(query: Tensor, key: Tensor, faded: Tensor | None) -> Tensor:
     # For later keys the exponent is above 0 and is clamped, as the exponential could be infinite.
     left = (faded - faded.transpose(-1, -2)).clamp(max=0).exp()
     return torch.matmul(query, key.transpose(-1, -2)).tril_() * left
-
-
-def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
-    """`faded_pairs` for a decay per channel, by recursive halving.
-
-    For queries of the second half of a block and keys of the first, the decay between them is split at the middle, so
-    that both factors are at most 1. Each half is computed in the same way, down to single tokens.
-    """
-    tokens = query.shape[-2]
-    padding = (1 << (tokens - 1).bit_length()) - tokens
-    if padding:
-        query, key = (torch.nn.functional.pad(rows, (0, 0, 0, padding)) for rows in (query, key))
-        last = faded[..., -1:, :].expand(*faded.shape[:-2], padding, faded.shape[-1])
-        faded = torch.cat([faded, last], dim=-2)
-    pairs = (query * key).sum(-1)[..., None, None]
-    size = 1
-    while size < tokens:
-        pairs = _joined(pairs, *(_pairwise(rows, size) for rows in (query, key, faded)))
-        size *= 2
-    return pairs[..., 0, :tokens, :tokens]
-
-
-def _pairwise(rows: Tensor, size: int) -> Tensor:
-    """Reshape rows [..., tokens, channels] to pairs of blocks [..., blocks, 2, size, channels]."""
-    *first, tokens, channels = rows.shape
-    return rows.reshape(*first, tokens // (2 * size), 2, size, channels)
-
-
-def _joined(pairs: Tensor, query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
-    """Merge the products within blocks, `pairs` [..., 2 blocks, size, size], into those of blocks twice as large.
-
-    `query`, `key` and `faded` are [..., blocks, 2, size, channels].
-    """
-    middle = faded[..., 0, -1:, :]
-    late = query[..., 1, :, :] * (faded[..., 1, :, :] - middle).exp()
-    early = key[..., 0, :, :] * (middle - faded[..., 0, :, :]).exp()
-    across = torch.matmul(late, early.transpose(-1, -2))
-    first, second = pairs[..., 0::2, :, :], pairs[..., 1::2, :, :]
-    upper = torch.cat([first, torch.zeros_like(across)], dim=-1)
-    return torch.cat([upper, torch.cat([across, second], dim=-1)], dim=-2)
 
 
 def parallel(steps: Steps) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
+from attn_core import Mechanism, MechanismConfig, Paper, hookimpl
 from attn_core.checks import require_number
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
@@ -27,6 +27,11 @@ class CombaConfig(GatedDeltaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_number("correction", self.correction)
+
+    @property
+    def vectors(self) -> int:
+        """Those of `gated_deltanet`, and two numbers for each key head."""
+        return super().vectors + 2 * self.sizes.key_heads
 
 
 class Comba(GatedDeltaNet):
@@ -56,12 +61,6 @@ class Comba(GatedDeltaNet):
 
         own = self.Config.of(config)
         return CombaLayer(own, own.correction)
-
-    def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """That of `gated_deltanet`, with two numbers for each key head."""
-        return super().cost(config, shape) + Cost(
-            flops=0, allowed_flops=0, parameters=2 * self.Config.of(config).sizes.key_heads
-        )
 
 
 @hookimpl

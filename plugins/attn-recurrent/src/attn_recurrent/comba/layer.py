@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
 from attn_recurrent.gated_deltanet.rule import one_chunk, weights
-from attn_recurrent.sequences import in_chunks
 
 
 class CombaLayer(GatedDeltaLayer):
@@ -21,7 +20,7 @@ class CombaLayer(GatedDeltaLayer):
     """
 
     gating = staticmethod(torch.sigmoid)
-    chunked = staticmethod(partial(in_chunks, partial(one_chunk, before=True)))
+    one_chunk = staticmethod(partial(one_chunk, before=True))
     effective = staticmethod(partial(weights, before=True))
 
     def __init__(self, config: GatedDeltaConfig, correction: float) -> None:

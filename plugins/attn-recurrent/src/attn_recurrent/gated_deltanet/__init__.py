@@ -111,30 +111,28 @@ class GatedDeltaNet(ComputedMechanism):
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix per head in float32, and the last inputs of the convolution in the model's dtype."""
         own = self.Config.of(config)
-        sizes = own.sizes
-        memory = {"S": Field((sizes.heads, sizes.key, sizes.value), dtype="float32")}
+        memory = {"S": Field(own.memory, dtype="float32")}
         if own.taps > 1:
-            memory["tail"] = Field((own.taps - 1, sizes.channels))
+            memory["tail"] = Field((own.taps - 1, own.convolved))
         return {"memory": Slot(memory)}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections and the chunked rule as torch counts it: matrix products, no triangular solves."""
         own = self.Config.of(config)
         sizes = own.sizes
-        heads, _, key, value, writes = sizes
-        weights = own.hidden_size * (sizes.channels + 2 * sizes.out + (1 + writes) * heads)
-        whole, rest = divmod(shape.query * writes, own.chunk)
-        pairs = 2 * (whole * own.chunk**2 + rest**2) * (2 * key + value)
-        memory = 3 * 2 * shape.query * writes * key * value
+        weights = own.hidden_size * (sizes.channels + sizes.out) + own.gate_weights
+        whole, rest = divmod(shape.query * sizes.writes, own.chunk)
+        pairs = whole * own.pair_flops(own.chunk) + own.pair_flops(rest)
+        memory = shape.query * sizes.writes * own.token_flops()
         projected = shape.batch * shape.query * 2 * weights
         return Cost(
-            flops=projected + shape.batch * heads * (pairs + memory),
-            allowed_flops=projected + shape.batch * heads * memory,
+            flops=projected + shape.batch * sizes.heads * (pairs + memory),
+            allowed_flops=projected + shape.batch * sizes.heads * memory,
             parameters=weights
             + (sizes.channels + own.hidden_size if own.bias else 0)
-            + own.taps * sizes.channels
-            + 2 * heads
-            + value,
+            + own.taps * own.convolved
+            + own.vectors
+            + sizes.value,
         )
 
 

@@ -93,6 +93,44 @@ class GatedDeltaConfig(MechanismConfig):
         return 1
 
     @property
+    def fades(self) -> int:
+        """The number of decays of a token."""
+        return self.num_heads
+
+    @property
+    def strengths(self) -> int:
+        """The number of strengths of a token."""
+        return self.writes * self.num_heads
+
+    @property
+    def convolved(self) -> int:
+        """The number of elements of a token that pass the convolution."""
+        return self.sizes.channels
+
+    @property
+    def memory(self) -> tuple[int, int, int]:
+        """The shape of the memory: a matrix for each head."""
+        return self.num_heads, self.sizes.key, self.sizes.value
+
+    @property
+    def gate_weights(self) -> int:
+        """The number of weights of the linear layers of decays, strengths and output gates."""
+        return self.hidden_size * (self.sizes.out + self.fades + self.strengths)
+
+    @property
+    def vectors(self) -> int:
+        """The number of parameters of no linear layer, but for filters and the norm: rates and biases of decays."""
+        return 2 * self.fades
+
+    def pair_flops(self, tokens: int) -> int:
+        """The products between the tokens of a chunk, for one head."""
+        return 2 * tokens**2 * (2 * self.sizes.key + self.sizes.value)
+
+    def token_flops(self) -> int:
+        """The products of a token with the memory, for one head."""
+        return 3 * 2 * self.sizes.key * self.sizes.value
+
+    @property
     def step(self) -> RecurrentStepSpec | None:
         """The decode step that kernels may compute; none does if strengths are doubled."""
         doubled = self.allow_neg_eigval

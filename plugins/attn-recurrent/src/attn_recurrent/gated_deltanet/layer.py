@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
-from attn_recurrent.gated_deltanet.rule import Rule, by_chunks, weights
-from attn_recurrent.sequences import by_heads, convolved, refuse_source, stepped
+from attn_recurrent.gated_deltanet.rule import Rule, one_chunk, weights
+from attn_recurrent.sequences import by_heads, convolved, in_chunks, refuse_source, stepped
 
 UNIT_EPS = 1e-6
 
@@ -82,13 +82,13 @@ class GatedDeltaLayer(nn.Module):
     """
 
     gating: Callable[[Tensor], Tensor] = staticmethod(silu)
-    chunked: Callable[..., tuple[Tensor, Tensor]] = staticmethod(by_chunks)
-    effective: Callable[[Rule], Tensor] = staticmethod(weights)
+    one_chunk: Callable[[Any, Tensor], tuple[Tensor, Tensor]] = staticmethod(one_chunk)
+    effective: Callable[[Any], Tensor] = staticmethod(weights)
 
     def __init__(self, config: GatedDeltaConfig) -> None:
         super().__init__()
         sizes, hidden_size, bias, taps = config.sizes, config.hidden_size, config.bias, config.taps
-        self.sizes, self.chunk, self.eps = sizes, config.chunk, config.norm_eps
+        self.sizes, self.chunk, self.eps, self.shape = sizes, config.chunk, config.norm_eps, config.memory
         self.strongest = 2.0 if config.allow_neg_eigval else 1.0
         self.plan = RecurrenceDispatcher(installed().kernels)
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
@@ -97,13 +97,13 @@ class GatedDeltaLayer(nn.Module):
         self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.key = nn.Linear(hidden_size, sizes.writes * sizes.into, bias=bias)
         self.value = nn.Linear(hidden_size, sizes.writes * sizes.out, bias=bias)
-        self.gate = nn.Linear(hidden_size, sizes.out, bias=False)
-        self.fade = nn.Linear(hidden_size, sizes.heads, bias=False)
-        self.strength = nn.Linear(hidden_size, sizes.writes * sizes.heads, bias=False)
+        self.gate: nn.Module = nn.Linear(hidden_size, sizes.out, bias=False)
+        self.fade: nn.Module = nn.Linear(hidden_size, config.fades, bias=False)
+        self.strength = nn.Linear(hidden_size, config.strengths, bias=False)
         self.output: nn.Module = nn.Linear(sizes.out, hidden_size, bias=bias)
-        self.filters = nn.Parameter(torch.empty(sizes.channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
-        self.rate = nn.Parameter(torch.empty(sizes.heads).uniform_(0.01, 16).log())
-        self.fade_bias = nn.Parameter(torch.ones(sizes.heads))
+        self.filters = nn.Parameter(torch.empty(config.convolved, taps).uniform_(-(taps**-0.5), taps**-0.5))
+        self.rate = nn.Parameter(torch.empty(config.fades).uniform_(0.01, 16).log())
+        self.fade_bias = nn.Parameter(torch.ones(config.fades))
         self.norm = nn.Parameter(torch.ones(sizes.value))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -128,9 +128,10 @@ class GatedDeltaLayer(nn.Module):
 
     def join(self, pack: Pack) -> None:
         """Join all layers that read the input to one matrix of floats, so that no format rounds their outputs."""
-        layers = [getattr(self, name) for name in Projected._fields]
-        self.joint = Joint(pack(layers), [layer.out_features for layer in layers])
-        for index, name in enumerate(Projected._fields):
+        layers = {name: layer for name, layer in self.named_children() if name in Projected._fields}
+        single = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+        self.joint = Joint(pack(list(single.values())), [layer.out_features for layer in single.values()])
+        for index, name in enumerate(single):
             setattr(self, name, JointPart(self.joint, index))
         self.output = pack([cast("nn.Linear", self.output)])
 
@@ -185,16 +186,21 @@ class GatedDeltaLayer(nn.Module):
 
     def _projected(self, rows: Tensor) -> Projected:
         """The outputs of all layers that read the input, for `rows` [..., hidden_size]."""
-        if self.joint is not None:
-            return Projected(*self.joint(rows))
-        return Projected(*(getattr(self, name)(rows) for name in Projected._fields))
+        layers = {name: getattr(self, name) for name in Projected._fields}
+        if self.joint is None:
+            return Projected(**{name: layer(rows) for name, layer in layers.items()})
+        parts = self.joint(rows)
+        found = {
+            name: parts[layer.index] if isinstance(layer, JointPart) else layer(rows) for name, layer in layers.items()
+        }
+        return Projected(**found)
 
-    def _read(self, rule: Rule, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The result of `by_chunks`, computed by a kernel if that is faster; `rows` [batch, tokens, hidden_size] are
-        the layer's input.
+    def _read(self, rule: Any, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs and the memory after them, computed by a kernel if that is faster; `rows` [batch, tokens,
+        hidden_size] are the layer's input.
         """
         if not self.by_kernels:
-            out, memory = self.chunked(rule, memory, self.chunk)
+            out, memory = self._by_chunks(rule, memory)
             return out[:, :, self.sizes.writes - 1 :: self.sizes.writes], memory
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
         steps = Steps(query, key, value, decay, strength[..., 0])
@@ -203,19 +209,21 @@ class GatedDeltaLayer(nn.Module):
         below = math.inf if torch.compiler.is_exporting() else 1.0
         found = self.plan.run_below(steps, memory, self.chunk, multiplied_in(rows), single=single, below=below)
         if found is None:
-            return by_chunks(rule, memory, self.chunk)
+            return self._by_chunks(rule, memory)
         out, memory = found
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
-    def _rule(self, projected: Projected, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Rule, Tensor]:
-        mixed = wide(torch.cat(projected[:3], dim=-1))
-        mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
-        mixed, tail = convolved(mixed, self.filters, None, tail)
-        sizes = self.sizes
+    def _by_chunks(self, rule: Any, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return in_chunks(self.one_chunk, rule.writes() if isinstance(rule, Rule) else rule, memory, self.chunk)
+
+    def _rule(self, projected: Projected, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Any, Tensor]:
+        given = wide(torch.cat(projected[:3], dim=-1))
+        given = given if key_padding_mask is None else torch.where(key_padding_mask[..., None], given, 0)
+        sizes, through = self.sizes, len(self.filters)
+        mixed, tail = convolved(given[..., :through], self.filters, None, tail)
         widths = [sizes.into, sizes.writes * sizes.into, sizes.writes * sizes.out]
-        query, key, value = torch.split(mixed, widths, dim=-1)
-        decay = -wide(self.rate).exp() * softplus(wide(projected.fade) + wide(self.fade_bias))
-        strength = wide(projected.strength).sigmoid() * self.strongest
+        query, key, value = torch.split(torch.cat([mixed, given[..., through:]], dim=-1), widths, dim=-1)
+        decay, strength = self._gates(wide(projected.fade), wide(projected.strength))
         if key_padding_mask is not None:
             decay, strength = (torch.where(key_padding_mask[..., None], part, 0) for part in (decay, strength))
         if sizes.writes > 1:
@@ -223,8 +231,17 @@ class GatedDeltaLayer(nn.Module):
             query = pad(query[:, :, None], (0, 0, sizes.writes - 1, 0)).flatten(1, 2)
             decay = pad(decay[:, :, None], (0, 0, 0, sizes.writes - 1)).flatten(1, 2)
         query, key = (self._for_each_head(unit(part)) for part in self._asked(query, key))
-        decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))
-        return Rule(query * sizes.key**-0.5, key, by_heads(value, sizes.heads), decay, strength), tail
+        return self._inputs(query * sizes.key**-0.5, key, by_heads(value, sizes.heads), decay, strength), tail
+
+    def _gates(self, fade: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+        """Log decays and strengths, of the outputs of `fade` and `strength`; both are set to zero for padding."""
+        decay = -wide(self.rate).exp() * softplus(fade + wide(self.fade_bias))
+        return decay, strength.sigmoid() * self.strongest
+
+    def _inputs(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor) -> Any:
+        """What `one_chunk` and `effective` take, of queries, keys and values [batch, heads, tokens, size] and what
+        `_gates` gives: a `Rule`, or a NamedTuple of other inputs."""
+        return Rule(query, key, value, *(part.transpose(1, 2)[..., None] for part in (decay, strength)))
 
     def _asked(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys [batch, key_heads, tokens, key] before they are normalised."""
@@ -239,8 +256,9 @@ class GatedDeltaLayer(nn.Module):
         repeats = self.sizes.heads // self.sizes.key_heads
         return rows if repeats == 1 else rows.repeat_interleave(repeats, dim=1)
 
-    def _empty(self, rule: Rule) -> Tensor:
-        return rule.value.new_zeros(rule.value.shape[0], self.sizes.heads, self.sizes.key, self.sizes.value)
+    def _empty(self, rule: Any) -> Tensor:
+        empty: Tensor = rule.value.new_zeros(rule.value.shape[0], *self.shape)
+        return empty
 
     def _out(self, read: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
         normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.eps) * wide(self.norm)

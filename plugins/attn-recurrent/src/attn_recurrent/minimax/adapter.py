@@ -39,6 +39,7 @@ class MiniMaxAdapter(FamilyAdapter):
         "num_experts_per_tok": 2,
     }
     allowed = {"sliding_window": (None,)}
+    aliases = {"num_experts": "num_local_experts"}
     reads = frozenset({"layer_types", "block_size", "router_jitter_noise"})
     nulls = frozenset({"num_key_value_heads"})
     rope_base = 1e6

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import needed, require_allowed, required_count
+from attn_models.adapters.base import needed, objects_of, require_allowed, required_count
 from attn_models.adapters.family import SIZES, FamilyAdapter
-from attn_models.adapters.hf_config import Rope, objects_of, one_rope_of, rope_of, rope_parameters
+from attn_models.adapters.rope import Rope, model_rope, one_rope_of, rope_of, rope_parameters
 from attn_models.attention import layer_attentions
 
 from attn_sparse.deepseek_v4 import DeepseekV4Config
@@ -73,6 +73,7 @@ class DeepseekV4Adapter(FamilyAdapter):
         "router_jitter_noise",
     }
     option_keys = OPTIONS | INDEXER
+    aliases = {"num_local_experts": "n_routed_experts", "intermediate_size": "moe_intermediate_size"}
     nulls = frozenset()
     names = (
         {"embedding": "model.embed_tokens", "norm": "model.norm", "unembedding": "head"}
@@ -138,7 +139,7 @@ class DeepseekV4Adapter(FamilyAdapter):
 
     def rope_keys(self, config: Any) -> dict[str, Any]:
         """`rope_parameters` with one object for each of both."""
-        main = Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
+        main = model_rope(config)
         other = [options["rotary"] for _, options in self._layers(config) if options.get("rotary") is not None]
         both = {"main": main, "compress": Rope(**other[0]) if other else main}
         return {

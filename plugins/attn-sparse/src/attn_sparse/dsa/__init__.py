@@ -47,7 +47,7 @@ class Dsa(DeclaredMechanism):
     )
     sketch: ClassVar = {"index_heads": 2, "index_size": 8, "top": 4}
     capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.SHARES_KV}
-    Config = DsaConfig
+    Config: ClassVar[type[DsaConfig]] = DsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal attention that is restricted to the selected tokens."""
@@ -57,17 +57,17 @@ class Dsa(DeclaredMechanism):
         """The indexer with random weights, and the attention to the tokens that it selects."""
         from attn_sparse.dsa.selection import SelectedTokens
 
-        return SelectedTokens(self.spec(config), DsaConfig.of(config))
+        return SelectedTokens(self.spec(config), self.Config.of(config))
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """Causal attention up to `top` tokens, which are all selected; beyond, the module's own attention."""
-        if tokens <= DsaConfig.of(config).top:
+        if tokens <= self.Config.of(config).top:
             return super().computations(config, tokens)
         return (Computation(part="indexer and attention"),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
         """One index key per token, shared by the heads of the indexer."""
-        return {"index": Field((DsaConfig.of(config).index_size,))}
+        return {"index": Field((self.Config.of(config).index_size,))}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """Up to `top` keys, the cost of causal attention and index keys; beyond, that of the indexer and attention.
@@ -75,16 +75,16 @@ class Dsa(DeclaredMechanism):
         A single query gathers its `top` keys; several queries are multiplied with all keys, of which they use at most
         `top`.
         """
-        own = DsaConfig.of(config)
+        own = self.Config.of(config)
         index_keys = 2 * shape.batch * shape.query * config.hidden_size * own.index_size
-        learned = config.hidden_size * (own.index_heads * (own.index_size + 1) + own.index_size) + 2 * own.index_size
+        learned = config.hidden_size * (own.index_queries + own.index_size) + 2 * own.index_size
         keys = Cost(flops=index_keys, allowed_flops=index_keys, parameters=learned)
         if shape.key <= own.top:
             return super().cost(config, shape) + keys
         per_pair = self.spec(config).pair_flops()
-        computed = shape.query * (own.top if shape.query == 1 else shape.key)
+        computed = shape.query * (min(own.most, shape.key) if shape.query == 1 else shape.key)
         # A query that attends to its best k tokens has as many pairs as one that attends to its last k.
-        attended = (Causal() & Window(left=own.top - 1)).count(shape.query, shape.key)
+        attended = (Causal() & Window(left=own.most - 1)).count(shape.query, shape.key)
         index = self._index_cost(config, shape)
         pairs = Cost(
             flops=shape.batch * computed * per_pair,
@@ -95,13 +95,20 @@ class Dsa(DeclaredMechanism):
 
     def _index_cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of index queries and weights, and of scoring all keys."""
-        own = DsaConfig.of(config)
-        queries = 2 * shape.batch * shape.query * config.hidden_size * own.index_heads * (own.index_size + 1)
+        own = self.Config.of(config)
+        queries = 2 * shape.batch * shape.query * config.hidden_size * own.index_queries
         per_pair = 2 * shape.batch * own.index_heads * (own.index_size + 1)
-        seen = Causal().count(shape.query, shape.key)
+        index, before = shape.key // own.every, shape.key - shape.query
+        seen = complete(shape.key, own.every) - complete(before, own.every)
         return Cost(
-            flops=queries + shape.query * shape.key * per_pair, allowed_flops=queries + seen * per_pair, parameters=0
+            flops=queries + shape.query * index * per_pair, allowed_flops=queries + seen * per_pair, parameters=0
         )
+
+
+def complete(tokens: int, pool: int) -> int:
+    """The number of pairs of the first `tokens` queries and pools of `pool` tokens that are complete by then."""
+    pools, rest = divmod(tokens, pool)
+    return pool * pools * (pools - 1) // 2 + pools * (rest + 1)
 
 
 @hookimpl

@@ -68,7 +68,7 @@ class Indexer(nn.Module):
         heads, size = options.index_heads, options.index_size
         self.query = nn.Linear(options.query_width, heads * size, bias=False)
         self.key = nn.Linear(options.hidden_size, size, bias=False)
-        self.norm = nn.LayerNorm(size, eps=EPSILON)
+        self.norm: nn.Module = nn.LayerNorm(size, eps=EPSILON)
         self.weight = nn.Linear(options.hidden_size, heads, bias=False)
         self.scale: float = (size * heads) ** -0.5
 

@@ -41,9 +41,19 @@ class DsaConfig(MechanismConfig):
         return self.hidden_size
 
     @property
+    def index_queries(self) -> int:
+        """The number of elements of the index queries of a token, and of the weights of their heads."""
+        return self.index_heads * (self.index_size + 1)
+
+    @property
+    def every(self) -> int:
+        """The number of tokens for each index key."""
+        return 1
+
+    @property
     def most(self) -> int:
-        """The largest number of tokens that a query attends to."""
-        return self.top
+        """The largest number of tokens that a query attends to: `top`, and all but one that have no index key yet."""
+        return self.top + self.every - 1
 
     @property
     def turned(self) -> int:

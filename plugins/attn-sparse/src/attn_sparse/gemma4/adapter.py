@@ -7,30 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.adapters.base import needed, require_allowed, required_count
+from attn_models.adapters.base import FULL, SLIDING, needed, objects_of, require_allowed, required_count
 from attn_models.adapters.family import (
-    FULL,
     GROUPED,
     LLAMA_NAMES,
     QK_NORM,
-    SLIDING,
     FamilyAdapter,
     TextOfVisionModel,
     kind_keys,
     listed_kinds,
-    rope_keys_by_kind,
-    ropes_by_kind,
 )
-from attn_models.adapters.hf_config import Rope, objects_of
+from attn_models.adapters.rope import Rope
 from attn_models.attention import layer_attentions
 
 from attn_sparse.gemma4.config import Gemma4Config
 
-ROPES = {
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-}
-"""The rotary positions of each kind of layer where the config.json has none."""
 GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
 EXPERTS = {
     "num_experts": "num_experts",
@@ -68,15 +59,15 @@ class Gemma4Adapter(FamilyAdapter):
     activations = {"gelu_pytorch_tanh": "geglu_tanh"}
     allowed = {"attention_bias": (False, None)} | {
         "use_bidirectional_attention": ("vision", None),
-        "rope_scaling": (None,),
-        "rope_theta": (None,),
-        "partial_rotary_factor": (None,),
-        "original_max_position_embeddings": (None,),
     }
     reads = frozenset({"layer_types", "per_layer_config", "num_global_key_value_heads", "enable_moe_block"}) | {
         *EXPERTS.values()
     }
     mechanism = "attn-variants/gemma"
+    ropes = {
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    }
     names = (
         LLAMA_NAMES
         | QK_NORM
@@ -113,17 +104,12 @@ class Gemma4Adapter(FamilyAdapter):
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The norms, the window, the sizes of heads, and the rotary positions."""
         kind = self._kinds(values)[layer]
-        options = {"norm_eps": values["rms_norm_eps"], "norm_values": True, "scale": 1.0}
-        if kind == SLIDING:
-            options["window"] = required_count(values, "sliding_window")
+        options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"], "norm_values": True, "scale": 1.0}
         sizes = {theirs: needed(values, theirs) for theirs in GLOBAL} | self._own_sizes(values, layer, kind)
         for ours, theirs in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
             if sizes[theirs] != values[theirs]:
                 options[ours] = required_count(sizes, theirs)
-        mine = self._ropes(values)[kind]
-        if mine != self.rope(values):
-            options["rotary"] = {"base": mine.base, "fraction": mine.fraction, "scaling": mine.scaling}
-        return options
+        return options | self.kind_options(values, kind)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The experts, and the layer whose keys and values each layer attends to."""
@@ -140,12 +126,12 @@ class Gemma4Adapter(FamilyAdapter):
         return experts | {"kv_sharing": [*range(first), *(last[kind] for kind in kinds[first:])]}
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
-        """The rotary positions of full layers; those of windows are an option of each layer."""
-        return self._ropes(values)[FULL]
-
-    def rope_keys(self, config: Any) -> dict[str, Any]:
-        """`rope_parameters` with one object for each kind of layer."""
-        return rope_keys_by_kind(config)
+        """The rotary positions of full layers; raises `InvalidValue` for a factor that transformers ignores."""
+        for own in objects_of(objects_of(values, "rope_parameters")["rope_parameters"], *self.ropes).values():
+            if own and own.get("rope_type") in (None, "default"):
+                require_allowed(own, {"partial_rotary_factor": (1, None)})
+                needed(own, "rope_type")
+        return super().rope(values)
 
     def own_keys(self, config: Any) -> dict[str, Any]:
         """The kinds of layers, the heads of full ones, and the number of layers that share keys and values."""
@@ -186,14 +172,6 @@ class Gemma4Adapter(FamilyAdapter):
         layers = range(required_count(values, "num_hidden_layers"))
         kinds = listed_kinds(values, [SLIDING if (each + 1) % 6 else FULL for each in layers])
         return [*kinds[:-1], FULL]
-
-    def _ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
-        for own in objects_of(objects_of(values, "rope_parameters")["rope_parameters"], *ROPES).values():
-            if own and own.get("rope_type") in (None, "default"):
-                # transformers ignores the factor here.
-                require_allowed(own, {"partial_rotary_factor": (1, None)})
-                needed(own, "rope_type")
-        return ropes_by_kind(values, ROPES)
 
 
 class Gemma4VisionAdapter(TextOfVisionModel, Gemma4Adapter):

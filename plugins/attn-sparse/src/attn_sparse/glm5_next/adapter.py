@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
+from attn_models.adapters.base import listed_layer_types, objects_of, require_allowed, required_count
 from attn_models.adapters.family import (
     KIMI_DELTA_NAMES,
     LLAMA_NAMES,
@@ -15,7 +15,6 @@ from attn_models.adapters.family import (
     TextOfVisionModel,
     dense_first,
 )
-from attn_models.adapters.hf_config import objects_of
 from attn_models.attention import layer_attentions
 
 from attn_sparse.streams import StreamConfig
@@ -72,6 +71,7 @@ class Glm5NextAdapter(FamilyAdapter):
         "first_k_dense_replace",
         "num_nextn_predict_layers",
     }
+    aliases = {"num_local_experts": "n_routed_experts"}
     option_keys = LATENT_SIZES | {"convolution": LINEAR_SIZES["convolution"], "lower_bound": BOUND}
     nulls = frozenset({BOUND})
     names = (

@@ -21,6 +21,7 @@ from attn_core import (
     hookimpl,
 )
 
+from attn_sparse.dsa import complete
 from attn_sparse.sparse_mla.options import SparseMlaConfig
 
 if TYPE_CHECKING:
@@ -88,10 +89,8 @@ class SparseMla(ComputedMechanism):
         indexer = own.index_heads * (own.query_latent * own.index_size + width) + index_keys * width * own.index_size
         biases = own.bias * (own.query_latent + own.latent + own.rotary_size + width)
         biases += own.index_size * (own.pool or 0)
-        index, before = shape.key // (own.pool or 1), shape.key - shape.query
-        seen = shape.batch * Causal().count(shape.query, shape.key)
-        if own.pool is not None:
-            seen = shape.batch * (complete(shape.key, own.pool) - complete(before, own.pool))
+        index, before = shape.key // own.every, shape.key - shape.query
+        seen = shape.batch * (complete(shape.key, own.every) - complete(before, own.every))
         scored = 2 * own.index_heads * (own.index_size + 1)
         spec = own.expanded if shape.whole else own.absorbed
         pair = 2 * heads * (spec.heads.key_size + spec.heads.value_size)
@@ -103,12 +102,6 @@ class SparseMla(ComputedMechanism):
             allowed_flops=tokens + seen * scored + attended * pair,
             parameters=attention + indexer + own.query_latent + own.latent + 2 * own.index_size + biases,
         )
-
-
-def complete(tokens: int, pool: int) -> int:
-    """The number of pairs of the first `tokens` queries and pools of `pool` tokens that are complete by then."""
-    pools, rest = divmod(tokens, pool)
-    return pool * pools * (pools - 1) // 2 + pools * (rest + 1)
 
 
 @hookimpl

@@ -57,9 +57,9 @@ class SparseMlaConfig(DsaConfig):
         return self.query_latent
 
     @property
-    def most(self) -> int:
-        """The largest number of tokens that a query attends to: `top`, and all but one of a pool that is incomplete."""
-        return self.top if self.pool is None else self.top + self.pool - 1
+    def every(self) -> int:
+        """The number of tokens for each index key."""
+        return self.pool or 1
 
     @property
     def turned(self) -> int:

@@ -16,18 +16,10 @@ from attn_schema.chat_form import THOUGHT
 from attn_schema.training import DataConfig
 
 from attn_train.checking import require_wanted
+from attn_train.data.reading import Reading
 from attn_train.data.rendering import FIELD, WEIGHT, TokenizedChat, require_template, tokenized_chats
-from attn_train.data.shapes import (
-    ASSISTANT,
-    CHATS,
-    PREFERENCES,
-    Chat,
-    Judged,
-    Reading,
-    Shape,
-    TokenRow,
-    json_in,
-)
+from attn_train.data.shapes import ASSISTANT, CHATS, PREFERENCES, Chat, Judged, Shape, json_in
+from attn_train.data.token_rows import TokenRow
 from attn_train.data.token_shards.inputs import Row, input_files, rows_of, split_files, units_of, unread
 from attn_train.tasks.base import split_validation
 

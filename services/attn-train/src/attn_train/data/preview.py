@@ -28,8 +28,10 @@ from attn_train.data.conversations import (
     rows_in,
 )
 from attn_train.data.prompts import PROMPT, chat_of_prompt, encoded_prompt, prompt_rows
+from attn_train.data.reading import Reading
 from attn_train.data.rendering import WEIGHT
-from attn_train.data.shapes import ASSISTANT, CHATS, PAIRS, PREFERENCES, TEXTS, Chat, Reading, TokenRow, needed
+from attn_train.data.shapes import ASSISTANT, CHATS, PAIRS, PREFERENCES, TEXTS, Chat, needed
+from attn_train.data.token_rows import TokenRow
 from attn_train.data.token_shards.encoders import ids_and_learned
 from attn_train.data.token_shards.inputs import Row, columns_of, input_files, split_files
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from typing import Any
 
 from attn_core.errors import InvalidValue
-from attn_models.evaluation import IGNORED
 from attn_schema.chat_form import THOUGHT
-from attn_schema.prepared import PrepareConfig, ShowConfig
-from attn_schema.training import DataConfig
+
+from attn_train.data.token_rows import MASKS, PACKED, token_rows
 
 Values = Mapping[str, Any]
 Messages = list[dict[str, Any]]
@@ -63,7 +61,7 @@ class Shape:
         """
         found: dict[str, str] = {}
         for name in (*self.needs, *self.may):
-            there = [column for column in COLUMNS.get(name, (name,)) if _is_given(values.get(column))]
+            there = [column for column in COLUMNS.get(name, (name,)) if is_given(values.get(column))]
             there = [column for column in there if column in given] or there
             there = [column for column in there if column not in found.values()]
             if name in ("question", "answer"):
@@ -78,7 +76,8 @@ class Shape:
         return found
 
 
-def _is_given(value: Any) -> bool:
+def is_given(value: Any) -> bool:
+    """Whether a row has a value."""
     return value is not None and value != []
 
 
@@ -95,7 +94,7 @@ def shape_of(values: Values, shapes: Sequence[Shape], given: Collection[str] = (
             return shape, columns
     if unclear is not None:
         raise unclear
-    there = (name if _is_given(value) else f"{name} (empty)" for name, value in values.items())
+    there = (name if is_given(value) else f"{name} (empty)" for name, value in values.items())
     raise InvalidValue.of("columns", ", ".join(there) or "none", needed(shapes))
 
 
@@ -224,59 +223,13 @@ def _completed(question: str, answer: str) -> Callable[[Values], Chat]:
     return read
 
 
-@dataclass(frozen=True, eq=False)
-class TokenRow:
-    """Ready-made token ids, and for each whether it is a target."""
-
-    ids: tuple[int, ...]
-    learned: tuple[bool, ...]
-
-
-MASKS = ("attention_mask", "completion_mask", "assistant_masks")
-PACKED = ("seq_lengths", "position_ids")
-
-
-def _tokens(values: Values) -> list[TokenRow]:
-    """Token ids as transformers and TRL have them: `labels` are the ids themselves, or -100 where nothing is learned.
-
-    Tokens at both ends of which the attention mask is 0 are padding. A row of several packed samples, by their lengths
-    or by positions that begin anew, is as many rows.
-    """
-    columns = {name: values[name] for name in ("input_ids", "labels", *MASKS, *PACKED) if values.get(name) is not None}
-    ids = columns["input_ids"]
-    for name, column in columns.items():
-        if not isinstance(column, list) or not all(type(number) is int for number in column):
-            raise InvalidValue.of(name, column, "a list of integers")
-        if len(column) != len(ids) and name != "seq_lengths":
-            raise InvalidValue.of(name, f"{len(column)} numbers", f"{len(ids)}, as many as input_ids")
-        if name in MASKS and not {0, 1}.issuperset(column):
-            raise InvalidValue.of(name, column, "0 or 1 for each token")
-    for place, (token, label) in enumerate(zip(ids, columns.get("labels", ids), strict=True)):
-        if label not in (token, IGNORED):
-            raise InvalidValue.of(f"labels[{place}]", label, f"{token}, the id at this place, or {IGNORED}")
-    real = columns.get("attention_mask", [1] * len(ids))
-    first, last = (real.index(1), len(real) - real[::-1].index(1)) if 1 in real else (0, 0)
-    if 0 in real[first:last]:
-        raise InvalidValue.of("attention_mask", real, "zeros for padding at the ends only")
-    marks = [columns.get(name, [1] * len(ids)) for name in MASKS[1:]]
-    marks.append([int(label != IGNORED) for label in columns.get("labels", ids)])
-    learned = tuple(all(each) for each in zip(*marks, strict=True))
-    lengths = columns.get("seq_lengths", [])
-    if lengths and (sum(lengths) != len(ids) or min(lengths) < 1):
-        raise InvalidValue.of("seq_lengths", lengths, f"lengths above 0 whose sum is {len(ids)}")
-    begins = [place for place in range(first + 1, last) if columns.get("position_ids", ids)[place] == 0]
-    begins = list(accumulate(lengths))[:-1] if lengths else begins if "position_ids" in columns else []
-    cuts = [first, *(place for place in begins if first < place < last), last]
-    return [TokenRow(tuple(ids[start:stop]), learned[start:stop]) for start, stop in pairwise(cuts)]
-
-
 ASIDE = ("system", "tools", "chat_template_kwargs")
 CHATS = (
     Shape("messages", ("messages",), _talk, ASIDE),
     Shape("prompt and completion", ("prompt", "completion"), _completed("prompt", "completion"), ASIDE),
     Shape("Alpaca", ("instruction", "output"), _completed("instruction", "output"), ("input", *ASIDE)),
     Shape("question and answer", ("question", "answer"), _completed("question", "answer"), ("input", *ASIDE)),
-    Shape("token ids", ("input_ids",), _tokens, ("labels", *MASKS, *PACKED)),
+    Shape("token ids", ("input_ids",), token_rows, ("labels", *MASKS, *PACKED)),
 )
 """The shapes of conversations."""
 
@@ -356,6 +309,75 @@ def _compared(
     return Shape(name, (*([asked] if asked else []), *answers, verdict), read, (*may, *ASIDE), remark)
 
 
+def _better(values: Values, columns: tuple[str, str]) -> int | None:
+    """Which of two answers has the higher number, None for neither."""
+    one, other = (values[name] for name in columns)
+    for name, number in zip(columns, (one, other), strict=True):
+        if not isinstance(number, int | float) or math.isnan(number):
+            raise InvalidValue.of(name, number, "a number")
+    return None if one == other else int(other > one)
+
+
+def _chosen(best: int | None, prompt: Any, answers: Sequence[Any]) -> Judged:
+    if best is None:
+        return None, None
+    return _preference({"question": prompt, "chosen": answers[best], "rejected": answers[1 - best]})
+
+
+def _scored(values: Values) -> Judged:
+    """An answer to a question with a higher score than another, as in OpenAI's WebGPT."""
+    asked = values["question"]
+    asked = asked.get("full_text") if isinstance(asked, Mapping) else asked
+    return _chosen(_better(values, ("score_0", "score_1")), asked, [values["answer_0"], values["answer_1"]])
+
+
+def _summarized(values: Values) -> Judged:
+    """The better of two summaries, of a post in the form of Stiennon et al. 2020 (arXiv 2009.01325) or an article."""
+    info, texts = values["info"], values["summaries"]
+    if not isinstance(info, Mapping) or not (info.get("post") or info.get("article")):
+        raise InvalidValue.of("info", info, "an object with a post or an article")
+    if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(one, Mapping) for one in texts):
+        raise InvalidValue.of("summaries", texts, "two objects with a text")
+    if values["choice"] not in (0, 1):
+        raise InvalidValue.of("choice", values["choice"], "0 or 1")
+    head = f"SUBREDDIT: r/{info['subreddit']}\n" if info.get("subreddit") else ""
+    head += f"TITLE: {info['title']}\n" if info.get("title") else ""
+    body = f"POST: {info['post']}" if info.get("post") else f"ARTICLE: {info['article']}"
+    return _chosen(int(values["choice"]), f"{head}{body}\nTL;DR:", [one.get("text") for one in texts])
+
+
+def _ranked(values: Values) -> Judged:
+    """The best and the worst of ranked answers, as in Nectar."""
+    answers = values["answers"]
+    known = isinstance(answers, list) and all(isinstance(one, Mapping) for one in answers)
+    if not known or not answers or not all(isinstance(one.get("rank"), int | float) for one in answers):
+        raise InvalidValue.of("answers", answers, "a list of objects with answer and rank")
+    best, worst = (pick(answers, key=lambda one: float(one["rank"])) for pick in (min, max))
+    both = [best.get("answer"), worst.get("answer")]
+    return _chosen(0 if best["rank"] < worst["rank"] else None, values["question"], both)
+
+
+def _between(values: Values) -> tuple[str, int]:
+    answers = values["answers"]
+    more = isinstance(answers, list) and len(answers) > 2
+    return "with answers between the best and the worst, which are not compared", int(more)
+
+
+WINNERS = ("winner_model_a", "winner_model_b")
+
+
+def _fought(values: Values) -> Judged:
+    """The better of two conversations whose turns are lists of texts in JSON, as in the arena's 55k."""
+    names = ("prompt", "response_a", "response_b")
+    asked, *both = (json_in(values[name], name) for name in names)
+    for name, turns in zip(names, (asked, *both), strict=True):
+        if not isinstance(turns, list) or len(turns) != len(asked):
+            raise InvalidValue.of(name, turns, "a list of texts in JSON, as many as in prompt")
+    talks = [[text or "" for pair in zip(asked, turns, strict=True) for text in pair] for turns in both]
+    best = _better(values, WINNERS)
+    return (None, None) if best is None else _preference({"chosen": talks[best], "rejected": talks[1 - best]})
+
+
 CHOICE = {"0": 0, "1": 1}
 STRENGTH = {str(number): None if number == 0 else int(number > 0) for number in range(-3, 4)}
 """Which of two answers is better by HelpSteer's strength of a preference."""
@@ -371,6 +393,15 @@ PREFERENCES = (
     _compared("HelpSteer2", "prompt", ("response_1", "response_2"), "preference_strength", STRENGTH),
     _compared("HelpSteer3", "context", ("response1", "response2"), "overall_preference", STRENGTH),
     _compared("arena", "", ("conversation_a", "conversation_b"), "winner", WINNER, "turn"),
+    Shape("WebGPT", ("question", "answer_0", "answer_1", "score_0", "score_1"), _scored),
+    Shape("summaries", ("info", "summaries", "choice"), _summarized),
+    Shape("ranked answers", ("question", "answers"), _ranked, remark=_between),
+    Shape(
+        "arena of texts",
+        ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"),
+        _fought,
+        ("winner_tie",),
+    ),
 )
 """The shapes of preferences."""
 
@@ -404,93 +435,3 @@ def _labelled(values: Values) -> tuple[str, str]:
 
 LABELS = (Shape("labelled texts", ("text", "label"), _labelled),)
 """The shape of texts with labels."""
-
-
-def names_in(shapes: Sequence[Shape]) -> set[str]:
-    """Return the names of all columns that shapes read."""
-    return {column for shape in shapes for name in (*shape.needs, *shape.may) for column in COLUMNS.get(name, (name,))}
-
-
-NAMES = sorted(names_in((*CHATS, *PREFERENCES, *TEXTS, *PAIRS, *LABELS)))
-"""The names of all columns of these shapes."""
-
-
-@dataclass
-class Reading:
-    """How rows are read: `columns` with other names, by the names of the shapes, and whether those that cannot be read
-    are left out; and what was found in reading: shapes, unused columns, and the number of rows by a remark."""
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    skip_broken: bool = False
-    shapes: Counter[str] = field(default_factory=Counter)
-    used: set[str] = field(default_factory=set)
-    aside: set[str] = field(default_factory=set)
-    dropped: Counter[str] = field(default_factory=Counter)
-    first_broken: str = ""
-    _keys: set[int] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, config: DataConfig | ShowConfig | PrepareConfig) -> Reading:
-        """Return the reading of a config; raises `InvalidValue` for a column that no shape has."""
-        columns = dict(given.split("=", 1) for given in config.columns)
-        if unknown := sorted(columns.keys() - set(NAMES)):
-            raise InvalidValue.of("config.data.columns", ", ".join(unknown), f"names among {', '.join(NAMES)}")
-        return cls(columns, config.skip_broken)
-
-    def renamed(self, values: Values) -> dict[str, Any]:
-        """Return the columns of a row by the names of the shapes; raises `InvalidValue` for one that is missing."""
-        if missing := sorted(set(self.columns.values()) - values.keys()):
-            raise InvalidValue.of("columns", ", ".join(missing), f"the columns {', '.join(map(str, values))}")
-        taken = {*self.columns, *self.columns.values()}
-        others = {name: value for name, value in values.items() if name not in taken}
-        return others | {name: values[column] for name, column in self.columns.items()}
-
-    def needed_of(self, columns: Sequence[str], shapes: Sequence[Shape]) -> list[str]:
-        """Return those of a table's columns that shapes may read; raises `InvalidValue` if they have not what one
-        needs."""
-        names = self.renamed(dict.fromkeys(columns, True))
-        known = [[COLUMNS.get(name, (name,)) for name in shape.needs] for shape in shapes]
-        if not any(all(names.keys() & set(each) for each in needs) for needs in known):
-            raise InvalidValue.of(
-                "columns", ", ".join(columns), f"{needed(shapes)}; name others with --columns NAME=COLUMN"
-            )
-        read = names_in(shapes)
-        self.aside |= names.keys() - read - set(PICTURES)
-        return [self.columns.get(name, name) for name in names if name in read or name in PICTURES]
-
-    def read(self, values: Values, shapes: Sequence[Shape]) -> Any:
-        """Return what the shape of a row reads of it; raises `InvalidValue` for a row of no shape."""
-        renamed = self.renamed(values)
-        shape, found = shape_of(renamed, shapes, self.columns)
-        if pictures := [name for name in PICTURES if _is_given(renamed.get(name))]:
-            raise InvalidValue.of(
-                "columns", ", ".join(pictures), "columns of text: images and sounds are not trained on"
-            )
-        self.shapes[shape.name] += 1
-        self.used |= {self.columns.get(name, name) for name in found.values()}
-        self.aside |= {name for name, value in renamed.items() if value is not None} - set(found.values())
-        read = {name: renamed[column] for name, column in found.items()}
-        self.note(*shape.remark(read))
-        return shape.read(read)
-
-    def note(self, remark: str, count: int) -> None:
-        """Count rows with a remark."""
-        if count:
-            self.dropped[remark] += count
-
-    def seen(self, remark: str, key: object) -> None:
-        """Count a row with a remark if an earlier one had the same key."""
-        self.note(remark, int(hash(key) in self._keys))
-        self._keys.add(hash(key))
-
-    def broken(self, error: InvalidValue) -> None:
-        """Count a row that cannot be read, or raise the error."""
-        if not self.skip_broken:
-            raise error
-        self.first_broken = self.first_broken or error.message
-        self.dropped["left out, as they cannot be read"] += 1
-
-    def __str__(self) -> str:
-        columns = f", columns left aside: {', '.join(sorted(self.aside))}" if self.aside else ""
-        broken = f", the first that cannot be read: {self.first_broken}" if self.first_broken else ""
-        return "".join(f", {count} {reason}" for reason, count in self.dropped.items()) + broken + columns

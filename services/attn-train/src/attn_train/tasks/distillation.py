@@ -31,6 +31,7 @@ from attn_train.tasks.base import (
 )
 from attn_train.tasks.grpo import PromptDataset
 from attn_train.tasks.instruction_tuning import ChatDataset
+from attn_train.tasks.on_policy import logits_at
 from attn_train.tasks.on_policy_distillation import OnPolicyDistillationTask
 from attn_train.tasks.packed import packed_logits
 
@@ -112,6 +113,8 @@ def distilled(dataset: Dataset, config: TrainingConfig, home: Path) -> Dataset:
 class DistillationTask:
     """The batches of another task, inputs and targets [batch, tokens], with the distillation loss."""
 
+    cross_entropy = False
+
     def __init__(self, task: TrainingTask, teacher: Any, config: TrainingConfig) -> None:
         self.generator, self.reinforce, self.tokens = task.generator, task.reinforce, task.tokens
         self._task = task
@@ -141,9 +144,13 @@ class DistillationTask:
         inputs, *documents, targets = batch
         apart = documents[0] if documents and self._apart else None
         kept = targets != PADDED
-        logits = packed_logits(model, inputs, apart)[kept]
+
+        def at_targets(either: Any) -> Tensor:
+            return logits_at(either, inputs, kept) if apart is None else packed_logits(either, inputs, apart)[kept]
+
+        logits = at_targets(model)
         with torch.no_grad():
-            teacher = packed_logits(self._teacher, inputs, apart)[kept][:, : logits.shape[-1]]
+            teacher = at_targets(self._teacher)[:, : logits.shape[-1]]
         text = mean_cross_entropy(logits, targets[kept], PADDED, self._smoothing)
         taught = distillation_loss(logits[:, : teacher.shape[-1]], teacher, self._temperature)
         return (1 - self._weight) * text + self._weight * taught

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from attn_train.data.conversations import rows_in
 from attn_train.data.prompts import Prompt, read_prompts
+from attn_train.data.reading import Reading
 from attn_train.data.rendering import FIELD
-from attn_train.data.shapes import Reading
 from attn_train.data.token_shards.inputs import input_files, split_files, unread
 from attn_train.precision import forward_precision
 from attn_train.rewards import Rewards, Scored
@@ -30,7 +30,7 @@ from attn_train.tasks.base import (
     to_device,
     validation_sample,
 )
-from attn_train.tasks.on_policy import Completion, OnPolicyTask, require_room, sampled, token_logprobs
+from attn_train.tasks.on_policy import Completion, OnPolicyTask, Sampler, require_room, token_logprobs
 from attn_train.tasks.policy_losses import advantages_of, grpo_loss
 
 
@@ -38,7 +38,8 @@ from attn_train.tasks.policy_losses import advantages_of, grpo_loss
 class PromptDataset(TokenDataset):
     """Training and validation prompts; `left_out` is the number of those that leave no room for a completion.
 
-    `reference` is the model to whose distribution the policy is kept close, if it is not the model without its adapter.
+    `reference` is the model to whose distribution the policy is kept close, if it is not the model without its adapter;
+    `sampler` samples the completions.
     """
 
     training: Sequence[Prompt]
@@ -48,6 +49,7 @@ class PromptDataset(TokenDataset):
     left_out: int = 0
     notes: str = ""
     reference: Any = None
+    sampler: Sampler = Sampler()  # noqa: RUF009 -- it has no state
 
     @property
     def summary(self) -> str:
@@ -94,7 +96,7 @@ class GrpoTask(OnPolicyTask):
         count = config.optimizer.batch_size // config.on_policy.num_generations
         # Of no length: batches of only short prompts, or only long ones, would pull the policy to and fro.
         super().__init__(config, [0] * len(prompts.training), prompts.tokenizer, count)
-        self._data = prompts
+        self._data, self._sampler = prompts, prompts.sampler
 
     def weight(self, batch: tuple[Tensor, ...]) -> int:
         """Return the number of elements that the loss averages: tokens for dapo, else completions."""
@@ -110,8 +112,9 @@ class GrpoTask(OnPolicyTask):
         logprobs = trained, known[0], known[1] if reference else None
         loss, measured = grpo_loss(logprobs, advantages, rows, self._config.on_policy)
         if torch.is_grad_enabled():
-            apart = (trained.detach() - known[0]).abs().sum() / max(1, len(rows))
-            self._measure(**measured, sampling_logp_difference=apart)
+            tokens = max(1, len(rows))
+            apart = (trained.detach() - known[0]).abs().sum() / tokens
+            self._measure(tokens, **measured, sampling_logp_difference=apart)
         return loss
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:  # noqa: ARG002 -- rewards are measured
@@ -125,7 +128,7 @@ class GrpoTask(OnPolicyTask):
         if not chosen:
             return {}
         prompts = {-1 - place: prompt.ids for place, prompt in enumerate(chosen)}
-        found = sampled(model, self._tokenizer, prompts, self._config, 1, on_batch)
+        found = self._sampler(model, self._tokenizer, prompts, self._config, 1, on_batch)
         rewards, _ = self._data.rewards(_scored(chosen, found))
         return {"validation_reward": sum(rewards) / len(rewards)}
 

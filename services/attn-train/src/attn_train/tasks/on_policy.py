@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attn_core.errors import InternalError, InvalidValue
 from attn_engine import EngineConfig, FinishReason, Request, SamplingParams, build_engine
 from attn_models.losses import at_least_float32
 from attn_models.tokenizers import Tokenizer
+from attn_schema import OutputDelta
 from attn_schema.training import TrainingConfig
 from torch import Tensor
 from torch.nn import functional
@@ -32,6 +33,13 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
     text: str = ""
     truncated: bool = False
+
+    def take(self, delta: OutputDelta) -> None:
+        """Append what was sampled next."""
+        self.ids += [token.id for token in delta.tokens]
+        self.logprobs += [float(token.logprob or 0.0) for token in delta.tokens]
+        self.text += delta.text
+        self.truncated = self.truncated or delta.finish_reason is FinishReason.LENGTH
 
 
 class Tempered:
@@ -75,16 +83,7 @@ def sampled(
     room = min(count * sum(longest), settings.batch_sizes[0] * max(longest))
     engine = build_engine(tempered, tokenizer, settings, kv_cache_tokens=room)
     for number, ids in prompts.items():
-        params = SamplingParams(
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            seed=derived(config.seed, f"completions {number}"),
-            n=count,
-            max_new_tokens=on_policy.max_completion_length,
-            top_logprobs=0,
-        )
-        engine.submit(Request(id=str(number), token_ids=tuple(ids), params=params))
+        engine.submit(Request(id=str(number), token_ids=tuple(ids), params=sampling_params(config, number, count)))
     found = {str(number): [Completion() for _ in range(count)] for number in prompts}
     try:
         with forward_precision(config.precision, device, batch_invariant=on_policy.batch_invariant):
@@ -92,15 +91,44 @@ def sampled(
                 for event in engine.step():
                     if event.error is not None:
                         raise event.error
-                    one, delta = found[event.request_id][event.delta.index], event.delta
-                    one.ids += [token.id for token in delta.tokens]
-                    one.logprobs += [float(token.logprob or 0.0) for token in delta.tokens]
-                    one.text += delta.text
-                    one.truncated = one.truncated or delta.finish_reason is FinishReason.LENGTH
+                    found[event.request_id][event.delta.index].take(event.delta)
                 on_batch()
     finally:
         model.train(training)
     return [one for group in found.values() for one in group]
+
+
+class Sampler:
+    """Samples for the only worker of a job, from the model that it trains; base class of what samples for several."""
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        prompts: Mapping[int, Sequence[int]],
+        config: TrainingConfig,
+        count: int,
+        on_batch: OnBatch,
+    ) -> list[Completion]:
+        """Sample `count` completions of each prompt; see `sampled`."""
+        return sampled(model, tokenizer, prompts, config, count, on_batch)
+
+    def summed(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over the workers."""
+        return value
+
+
+def sampling_params(config: TrainingConfig, number: int, count: int) -> SamplingParams:
+    """Return how `count` completions of the prompt of this number are sampled, at temperature 1."""
+    return SamplingParams(
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        seed=derived(config.seed, f"completions {number}"),
+        n=count,
+        max_new_tokens=config.on_policy.max_completion_length,
+        top_logprobs=0,
+    )
 
 
 def require_room(config: TrainingConfig) -> None:
@@ -123,12 +151,14 @@ def rows_of(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int
 
 def logits_at(model: Any, inputs: Tensor, kept: Tensor) -> Tensor:
     """Return the logits [tokens, vocab_size], at least float32, at the places `kept` of inputs, [rows, longest]."""
-    logits = model.logits(model.hidden(inputs)[kept]) if hasattr(model, "hidden") else model(inputs)[kept]
-    return at_least_float32(logits)
+    own = hasattr(model, "hidden_at")
+    return at_least_float32(model.logits(model.hidden_at(inputs, kept)) if own else model(inputs)[kept])
 
 
-def token_logprobs(model: Any, inputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def token_logprobs(model: Any, inputs: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the log probabilities [tokens] of the targets of rows, end to end, at a temperature, in nats."""
+    if temperature == 1 and hasattr(model, "losses_at"):
+        return -cast("Tensor", model.losses_at(inputs, targets, PADDED))
     kept = targets != PADDED
     logits = logits_at(model, inputs, kept)
     return -functional.cross_entropy(logits / temperature, targets[kept], reduction="none")
@@ -141,9 +171,12 @@ class OnPolicyTask(ExampleTask):
     ones are sampled.
     """
 
+    cross_entropy = False
+
     def __init__(self, config: TrainingConfig, lengths: Sequence[int], tokenizer: Tokenizer, prompts: int) -> None:
         super().__init__(config, lengths, prompts)
         self._config, self._tokenizer = config, tokenizer
+        self._sampler = Sampler()
         self._calls = 0
         self._kept: list[tuple[Tensor, ...]] = []
         self._measured: dict[str, Tensor] = {}
@@ -177,22 +210,22 @@ class OnPolicyTask(ExampleTask):
         """Return `count` completions of each of the prompts that were just drawn."""
         numbers = range(self._epochs.drawn - len(prompts), self._epochs.drawn)
         by_number = dict(zip(numbers, prompts, strict=True))
-        found = sampled(model, self._tokenizer, by_number, self._config, count, on_batch)
+        found = self._sampler(model, self._tokenizer, by_number, self._config, count, on_batch)
         self._measure(completion_length=sum(len(one.ids) for one in found) / len(found))
         self._measure(truncated_share=sum(one.truncated for one in found) / len(found))
         return found
 
-    def _measure(self, **values: Tensor | float) -> None:
-        """Add values to the means that `take_metrics` returns."""
+    def _measure(self, weight: float = 1.0, **values: Tensor | float) -> None:
+        """Add values, with a weight, to the means over all workers that `take_metrics` returns."""
         for name, value in values.items():
-            now = torch.tensor([float(value), 1.0], dtype=torch.float64)
+            now = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
             self._measured[name] = self._measured.get(name, 0) + now
 
     def take_metrics(self) -> dict[str, float]:
         """Return the means of what was measured since the last call, by name."""
-        found = {name: (total / count).item() for name, (total, count) in self._measured.items()}
-        self._measured = {}
-        return found
+        names, self._measured = sorted(self._measured.items()), {}
+        sums = self._sampler.summed(torch.stack([pair for _, pair in names])) if names else torch.zeros(0, 2)
+        return {name: (total / weight).item() for (name, _), (total, weight) in zip(names, sums, strict=True)}
 
     def position(self) -> dict[str, Tensor]:
         """Return the position for a checkpoint, with the batches that further steps use."""

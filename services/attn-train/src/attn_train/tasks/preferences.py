@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.lora import AdaptedModel
-from attn_models.losses import at_least_float32
 from attn_models.tokenizers import Tokenizer
 from attn_schema.finetuning import REFERENCE_FREE
 from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
-from torch.nn import functional
 
 from attn_train.data.conversations import PreferencePair, read_preferences, read_splits
 from attn_train.data.rendering import TokenizedChat
@@ -25,6 +23,8 @@ from attn_train.tasks.base import (
     TokenDataset,
 )
 from attn_train.tasks.instruction_tuning import collate
+from attn_train.tasks.on_policy import token_logprobs
+from attn_train.tasks.policy_losses import summed
 from attn_train.tasks.preference_losses import AVERAGED, PAIR_LOSSES, kto
 
 
@@ -106,10 +106,7 @@ def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor, *, averaged: bo
     """Return the log probabilities of the answers, or their means per token, at least float32 [rows] in nats; inputs
     and targets are [rows, tokens]."""
     kept = targets != PADDED
-    logits = model.logits(model.hidden(inputs)[kept]) if hasattr(model, "hidden") else model(inputs)[kept]
-    chosen = -functional.cross_entropy(at_least_float32(logits), targets[kept], reduction="none")
-    rows = kept.nonzero()[:, 0]
-    sums = chosen.new_zeros(len(inputs)).index_add(0, rows, chosen)
+    sums = summed(token_logprobs(model, inputs, targets), kept.nonzero()[:, 0], len(inputs))
     return sums / kept.sum(1).clamp(min=1) if averaged else sums
 
 
@@ -118,6 +115,8 @@ class PreferenceTask(CollatedTask):
 
     The reference model is the model without its adapter.
     """
+
+    cross_entropy = False
 
     def __init__(self, pairs: PreferenceDataset, config: TrainingConfig) -> None:
         super().__init__(config, pairs, length_of, self.collated)

@@ -33,6 +33,7 @@ class BloomAdapter(FamilyAdapter):
     fixed = {"norm": "layer", "positions": "none", "bias": True, "embedding_norm": True, "feed_forward": "gelu_tanh"}
     defaults = {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "seq_length": CONTEXT}
     activations = {}
+    aliases = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     allowed = {"apply_residual_connection_post_layernorm": (False, None), "slow_but_exact": (False, True, None)}
     mechanism = "attn-variants/alibi"
     layers = "transformer.h"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import require_allowed, required_count
-from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, FamilyAdapter, periodic_kinds
+from attn_models.adapters.base import FULL, require_allowed, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, FamilyAdapter, periodic_kinds
 
 
 class CohereAdapter(FamilyAdapter):
@@ -39,7 +39,7 @@ class Cohere2Adapter(CohereAdapter):
         """A window with rotary positions, or neither."""
         period = required_count(values, "sliding_window_pattern", 4)
         kind = periodic_kinds(values, period)[layer]
-        return {"rotary": None} if kind == FULL else {"window": required_count(values, "sliding_window")}
+        return {"rotary": None} if kind == FULL else self.kind_options(values, kind)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """No fields; raises `InvalidValue` for a `head_dim` other than hidden size / number of heads."""

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import (
-    LLAMA_FIELDS,
-    LLAMA_NAMES,
-    NORMS_AFTER,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    periodic_kinds,
-)
+from attn_models.adapters.base import SLIDING, required_count
+from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, NORMS_AFTER, QK_NORM, FamilyAdapter, periodic_kinds
 
 
 class Exaone4Adapter(FamilyAdapter):
@@ -33,7 +25,6 @@ class Exaone4Adapter(FamilyAdapter):
         """The norm of queries and keys, and a window or no positions."""
         window = values.get("sliding_window")
         period = 1 if window is None else required_count(values, "sliding_window_pattern", 4)
-        options: dict[str, Any] = {"norm_eps": values["rms_norm_eps"]}
-        if periodic_kinds(values, period)[layer] == SLIDING:
-            return options | {"window": required_count(values, "sliding_window")}
-        return options if window is None else options | {"rotary": None}
+        kind = periodic_kinds(values, period)[layer]
+        options = {"norm_eps": values["rms_norm_eps"]} | self.kind_options(values, kind)
+        return options if window is None or kind == SLIDING else options | {"rotary": None}

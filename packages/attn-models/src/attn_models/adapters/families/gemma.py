@@ -9,18 +9,8 @@ from typing import Any, ClassVar
 from attn_core.errors import Incompatible
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import needed, required_count
-from attn_models.adapters.family import (
-    FULL,
-    LLAMA_FIELDS,
-    LLAMA_NAMES,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    kind_keys,
-    periodic_kinds,
-)
-from attn_models.adapters.hf_config import Rope, read_rope, rope_parameters, ropes_of_kinds
+from attn_models.adapters.base import FULL, SLIDING, needed, required_count
+from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, QK_NORM, FamilyAdapter, kind_keys, periodic_kinds
 
 
 class Gemma2Adapter(FamilyAdapter):
@@ -55,21 +45,8 @@ class Gemma2Adapter(FamilyAdapter):
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The scale, the soft cap and the window, and rotary positions that are not those of full layers."""
         kind = periodic_kinds(values, required_count(values, "sliding_window_pattern", self.period))[layer]
-        ropes, options = self.ropes(values), {"scale": required_count(values, "query_pre_attn_scalar") ** -0.5}
-        found: dict[str, Any] = options | {"cap": values["attn_logit_softcapping"], "norm_eps": self.norm_eps(values)}
-        if kind == SLIDING:
-            found["window"] = required_count(values, "sliding_window")
-        if ropes[kind].base != ropes[FULL].base:
-            found["base"] = ropes[kind].base
-        return found if ropes[kind].scaling is None else found | {"scaling": ropes[kind].scaling}
-
-    def rope(self, values: Mapping[str, Any]) -> Rope:
-        """The base of full layers; a scaling is an option of each layer."""
-        return Rope(base=self.ropes(values)[FULL].base)
-
-    def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
-        """The rotary positions of each kind of layer."""
-        return dict.fromkeys((FULL, SLIDING), read_rope(values))
+        scale, cap = required_count(values, "query_pre_attn_scalar") ** -0.5, values["attn_logit_softcapping"]
+        return {"scale": scale, "cap": cap, "norm_eps": self.norm_eps(values)} | self.kind_options(values, kind)
 
     def norm_eps(self, values: Mapping[str, Any]) -> float | None:
         """The eps of the norms of queries and keys; None where there are none."""
@@ -86,10 +63,6 @@ class Gemma2Adapter(FamilyAdapter):
         capped = {} if self.model_type != Gemma2Adapter.model_type and cap is None else {"attn_logit_softcapping": cap}
         return kind_keys(config) | {"query_pre_attn_scalar": scalar} | capped
 
-    def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """`rope_parameters`, without a scaling."""
-        return {"rope_parameters": rope_parameters(Rope(base=config.rope_theta))}
-
 
 class Gemma3Adapter(Gemma2Adapter):
     """Norms of queries and keys instead of soft caps, five windowed layers to one full layer, each kind with its own
@@ -102,22 +75,10 @@ class Gemma3Adapter(Gemma2Adapter):
     reads = frozenset({"layer_types", "sliding_window_pattern", "rope_local_base_freq"})
     names = Gemma2Adapter.names | QK_NORM
     period = 6
-
-    def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
-        """One object per kind of layer in transformers 5; a local and a global base in transformers 4."""
-        return ropes_of_kinds(values, {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)})
+    ropes = {FULL: {"rope_theta": 1e6}, SLIDING: {"rope_theta": 1e4}}
+    rope_bases = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
 
     def norm_eps(self, values: Mapping[str, Any]) -> float | None:
         """The eps of the model's other norms."""
         eps: float = needed(values, "rms_norm_eps")
         return eps
-
-    def rope_keys(self, config: DecoderConfig) -> dict[str, Any]:
-        """`rope_parameters` with one object for each kind of layer."""
-        options = [config.choice(layer).options for layer in range(config.num_layers)]
-        described: dict[str, Any] = {}
-        for kind in (FULL, SLIDING):
-            own = next((one for one in options if (one.get("window") is None) == (kind == FULL)), {})
-            rope = Rope(base=own.get("base") or config.rope_theta, scaling=own.get("scaling"))
-            described[kind] = {k: v for k, v in rope_parameters(rope).items() if k != "partial_rotary_factor"}
-        return {"rope_parameters": described}

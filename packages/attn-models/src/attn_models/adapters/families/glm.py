@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from attn_models.adapters.family import GATE_UP, LLAMA_FIELDS, LLAMA_NAMES, FamilyAdapter
-from attn_models.adapters.hf_config import Rope, read_rope
 
 
 class GlmAdapter(FamilyAdapter):
@@ -23,12 +19,8 @@ class GlmAdapter(FamilyAdapter):
         "hidden_act": "silu",
         "attention_bias": True,
     }
-    partial_rotary = True
+    rotary_fraction = 0.5
     fused = {"mlp.gate_up_proj": GATE_UP}
-
-    def rope(self, values: Mapping[str, Any]) -> Rope:
-        """Half of each head is rotated where the config.json does not set the fraction."""
-        return read_rope({"partial_rotary_factor": 0.5} | dict(values), partial=True)
 
 
 class Glm4Adapter(GlmAdapter):

@@ -19,7 +19,7 @@ class GptBigcodeAdapter(FamilyAdapter):
 
     model_type = "gpt_bigcode"
     architecture = "GPTBigCodeForCausalLM"
-    fields = GptjAdapter.fields
+    fields, aliases = GptjAdapter.fields, GptjAdapter.aliases
     fixed = {"norm": "layer", "positions": "learned", "bias": True}
     defaults = {
         "layer_norm_epsilon": 1e-5,

@@ -10,7 +10,6 @@ from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import require_allowed, required_count
 from attn_models.adapters.family import GELUS, QKV, SIZES, FamilyAdapter
-from attn_models.adapters.hf_config import Rope, read_rope
 
 
 class GptNeoxAdapter(FamilyAdapter):
@@ -22,8 +21,9 @@ class GptNeoxAdapter(FamilyAdapter):
     fixed = {"norm": "layer", "positions": "rotary", "norm_bias": True, "feed_forward_bias": True}
     defaults = {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True}
     activations = GELUS
-    partial_rotary = True
-    reads = frozenset({"rotary_pct", "rotary_emb_base", "head_dim"})
+    rotary_fraction = 0.25
+    rope_keys_outside = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    reads = frozenset({"head_dim"})
     allowed = {"is_decoder": (True, False, None)}
     layers = "gpt_neox.layers"
     derived_names = re.compile(r"attention\.(bias|masked_bias|rotary_emb\.inv_freq)$")
@@ -42,13 +42,6 @@ class GptNeoxAdapter(FamilyAdapter):
     def fused_groups(self, config: DecoderConfig) -> dict[str, int]:
         """One block per head: its query, key and value."""
         return {"attention.query_key_value": config.num_heads}
-
-    def rope(self, values: Mapping[str, Any]) -> Rope:
-        """Also reads `rotary_emb_base` and `rotary_pct`, the older names of the base and of the rotated fraction."""
-        keys = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
-        older = {theirs: values[key] for key, theirs in keys.items() if key in values}
-        others = {key: value for key, value in values.items() if key not in keys.values()}
-        return read_rope({"partial_rotary_factor": 0.25} | older | others, partial=True)
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Whether the sublayers are parallel; raises `InvalidValue` for a `head_dim` other than hidden size / heads."""

@@ -7,9 +7,8 @@ from typing import Any
 
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import FULL, LLAMA_FIELDS, LLAMA_NAMES, FamilyAdapter, periodic_kinds
-from attn_models.adapters.hf_config import Rope
+from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, FamilyAdapter, periodic_kinds
+from attn_models.adapters.rope import Rope
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 EXPERTS = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
@@ -35,6 +34,7 @@ class GptOssAdapter(FamilyAdapter):
         "sliding_window": 128,
     }
     activations = {}
+    aliases = {"num_experts": "num_local_experts"}
     allowed = {"hidden_act": ("silu",), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)}
     rope_base = 150000.0
     mechanism = "attn-variants/sink"
@@ -44,8 +44,7 @@ class GptOssAdapter(FamilyAdapter):
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """A window in every other layer."""
-        kind = periodic_kinds(values, 2)[layer]
-        return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
+        return self.kind_options(values, periodic_kinds(values, 2)[layer])
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """The rotary positions, scaled by YaRN where the config.json does not describe any."""

@@ -11,7 +11,7 @@ from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.base import required_count
 from attn_models.adapters.family import GELUS, FamilyAdapter
-from attn_models.adapters.hf_config import Rope
+from attn_models.adapters.rope import Rope
 
 
 class GptjAdapter(FamilyAdapter):
@@ -37,6 +37,12 @@ class GptjAdapter(FamilyAdapter):
         "unembedding_bias": True,
     }
     defaults = {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "rotary_dim": 64}
+    aliases = {
+        "max_position_embeddings": "n_positions",
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+    }
     activation_key, activations = "activation_function", GELUS
     allowed = {"tie_word_embeddings": (False, None)}
     layers = "transformer.h"

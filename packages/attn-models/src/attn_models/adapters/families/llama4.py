@@ -9,9 +9,9 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import listed_layer_types, require_allowed, required_count
-from attn_models.adapters.family import FULL, GROUPED, LLAMA_NAMES, FamilyAdapter
-from attn_models.adapters.hf_config import Rope, one_rope_of
+from attn_models.adapters.base import FULL, listed_layer_types, require_allowed, required_count
+from attn_models.adapters.family import GROUPED, LLAMA_NAMES, FamilyAdapter
+from attn_models.adapters.rope import Rope, one_rope_of
 
 TURNS = ("default", "linear", "llama3", None)
 CHUNKED = "chunked_attention"

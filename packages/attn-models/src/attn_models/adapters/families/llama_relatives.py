@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import FULL, LLAMA_FIELDS, SLIDING, FamilyAdapter, listed_kinds
+from attn_models.adapters.base import FULL, SLIDING, required_count
+from attn_models.adapters.family import LLAMA_FIELDS, FamilyAdapter, listed_kinds
 
 
 class SeedOssAdapter(FamilyAdapter):
@@ -71,5 +71,5 @@ class MinistralAdapter(FamilyAdapter):
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The window, in every layer unless `layer_types` says otherwise."""
         usual = FULL if values.get("sliding_window") is None else SLIDING
-        kind = listed_kinds(values, [usual] * required_count(values, "num_hidden_layers"))[layer]
-        return {} if kind == FULL else {"window": required_count(values, "sliding_window")}
+        kinds = listed_kinds(values, [usual] * required_count(values, "num_hidden_layers"))
+        return self.kind_options(values, kinds[layer])

@@ -29,6 +29,7 @@ class MptAdapter(FamilyAdapter):
     fixed = {"norm": "layer", "positions": "none", "feed_forward": "gelu"}
     defaults = {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
     activations = {}
+    aliases = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
     allowed = {
         "no_bias": (True,),
         "expansion_ratio": (4,),

@@ -8,9 +8,9 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import SLIDING, required_count
 from attn_models.adapters.family import GATE_UP, LLAMA_FIELDS, QKV, FamilyAdapter, kind_keys
-from attn_models.adapters.hf_config import Rope, long_rope
+from attn_models.adapters.rope import Rope, long_rope
 
 
 class Phi3Adapter(FamilyAdapter):
@@ -25,7 +25,7 @@ class Phi3Adapter(FamilyAdapter):
     fields = LLAMA_FIELDS
     fixed = {"norm": "rms", "positions": "rotary"}
     defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "original_max_position_embeddings": 4096}
-    partial_rotary = True
+    rotary_fraction = 1.0
     reads = frozenset({"sliding_window"})
     fused = {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}
 
@@ -35,8 +35,7 @@ class Phi3Adapter(FamilyAdapter):
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The window, where there is one."""
-        window = values.get("sliding_window")
-        return {} if window is None else {"window": required_count(values, "sliding_window")}
+        return {} if values.get("sliding_window") is None else self.kind_options(values, SLIDING)
 
     def rope(self, values: Mapping[str, Any]) -> Rope:
         """Plain rotary positions or LongRoPE, the only scaling of the family."""

@@ -7,17 +7,8 @@ from typing import Any
 
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import (
-    FULL,
-    LLAMA_FIELDS,
-    LLAMA_NAMES,
-    QK_NORM,
-    SLIDING,
-    FamilyAdapter,
-    kind_keys,
-    listed_kinds,
-)
+from attn_models.adapters.base import FULL, SLIDING, required_count
+from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, QK_NORM, FamilyAdapter, kind_keys, listed_kinds
 
 
 class Qwen2Adapter(FamilyAdapter):

@@ -86,6 +86,7 @@ class OlmoeAdapter(FamilyAdapter):
     fixed = {"norm": "rms", "positions": "rotary", "feed_forward_bias": False}
     defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "num_experts": 64, "num_experts_per_tok": 8}
     allowed = {"clip_qkv": (None,)}
+    aliases = {"num_local_experts": "num_experts"}
     reads = frozenset({"norm_topk_prob"})
     names = LLAMA_NAMES | QK_NORM | EXPERTS
 

@@ -8,7 +8,7 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import require_allowed, required_count
+from attn_models.adapters.base import required_count
 from attn_models.adapters.family import LLAMA_FIELDS, LLAMA_NAMES, QK_NORM, FamilyAdapter
 
 ROUTING = {True: "mixtral", False: "switch"}
@@ -25,11 +25,13 @@ class Qwen3MoeAdapter(FamilyAdapter):
         "num_key_value_heads": 4,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
+        "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     }
     allowed = {"use_sliding_window": (False, None), "decoder_sparse_step": (1,)}
-    reads = frozenset({"sliding_window", "mlp_only_layers", "norm_topk_prob", "num_experts", "num_local_experts"})
+    aliases = {"num_local_experts": "num_experts"}
+    reads = frozenset({"sliding_window", "mlp_only_layers", "norm_topk_prob", "num_experts"})
     experts = {f"feed_forward.experts.{{}}.{one}": f"mlp.experts.{{}}.{one}_proj" for one in ("gate", "up", "down")}
     names = LLAMA_NAMES | QK_NORM | experts | {"feed_forward.router.score": "mlp.gate"}
 
@@ -44,10 +46,8 @@ class Qwen3MoeAdapter(FamilyAdapter):
             raise InvalidValue.of(
                 "mlp_only_layers", dense, "the numbers of the first layers, without gaps, and not all layers"
             )
-        names = ("num_experts_per_tok", "moe_intermediate_size")
-        count = required_count(values, "num_local_experts" if "num_local_experts" in values else "num_experts", 128)
-        require_allowed(values, {"num_experts": (count,)})
-        counts = {"num_experts": count} | {name: required_count(values, name) for name in names}
+        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        counts = {name: required_count(values, name) for name in names}
         return counts | {"routing": ROUTING[bool(values.get("norm_topk_prob"))], "first_k_dense_replace": len(dense)}
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import required_count
-from attn_models.adapters.family import FULL, LLAMA_FIELDS, SLIDING, FamilyAdapter, kind_keys, listed_kinds
+from attn_models.adapters.base import FULL, SLIDING, required_count
+from attn_models.adapters.family import LLAMA_FIELDS, FamilyAdapter, kind_keys, listed_kinds
 
 
 class SmolLm3Adapter(FamilyAdapter):

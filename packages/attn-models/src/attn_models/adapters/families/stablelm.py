@@ -8,7 +8,6 @@ from typing import Any
 from attn_schema.decoder import DecoderConfig
 
 from attn_models.adapters.family import GELUS, GROUPED, LLAMA_NAMES, FamilyAdapter
-from attn_models.adapters.hf_config import Rope, read_rope
 
 
 class StableLmAdapter(FamilyAdapter):
@@ -29,11 +28,7 @@ class StableLmAdapter(FamilyAdapter):
     }
     defaults = {"layer_norm_eps": 1e-5, "hidden_act": "silu", "use_parallel_residual": False}
     allowed = {"qk_layernorm": (False, None)}
-    partial_rotary = True
-
-    def rope(self, values: Mapping[str, Any]) -> Rope:
-        """A quarter of each head is rotated where the config.json does not set the fraction."""
-        return read_rope({"partial_rotary_factor": 0.25} | dict(values), partial=True)
+    rotary_fraction = 0.25
 
     def own_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Whether both sublayers read one norm."""
@@ -61,14 +56,10 @@ class PhiAdapter(FamilyAdapter):
     defaults = {"layer_norm_eps": 1e-5, "hidden_act": "gelu_new"}
     activations = GELUS
     allowed = {"qk_layernorm": (False, None), "tie_word_embeddings": (False, None)}
-    partial_rotary = True
+    rotary_fraction = 0.5
     names = LLAMA_NAMES | {
         "norm": "model.final_layernorm",
         "attention.output": "self_attn.dense",
         "feed_forward.up": "mlp.fc1",
         "feed_forward.down": "mlp.fc2",
     }
-
-    def rope(self, values: Mapping[str, Any]) -> Rope:
-        """Half of each head is rotated where the config.json does not set the fraction."""
-        return read_rope({"partial_rotary_factor": 0.5} | dict(values), partial=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_schema.decoder import DecoderConfig
 
-from attn_models.adapters.base import required_count
+from attn_models.adapters.base import SLIDING
 from attn_models.adapters.family import GELUS, GROUPED, LLAMA_NAMES, FamilyAdapter, kind_keys
 
 
@@ -31,8 +31,7 @@ class Starcoder2Adapter(FamilyAdapter):
 
     def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
         """The window, where there is one."""
-        window = values.get("sliding_window")
-        return {} if window is None else {"window": required_count(values, "sliding_window")}
+        return {} if values.get("sliding_window") is None else self.kind_options(values, SLIDING)
 
     def own_keys(self, config: DecoderConfig) -> dict[str, Any]:
         """The window."""

@@ -17,7 +17,8 @@ from attn_schema.locks import exclusive
 from attn_schema.prepared import PrepareConfig
 
 from attn_train.data.conversations import read_rows
-from attn_train.data.shapes import Reading, needed
+from attn_train.data.reading import Reading
+from attn_train.data.shapes import needed
 from attn_train.data.token_shards.encoders import ENCODERS, SHAPES, Record, affixes
 from attn_train.data.token_shards.inputs import FIELD, Row, Unit, columns_of, input_files, rows_of, units_of
 from attn_train.data.token_shards.shards import (

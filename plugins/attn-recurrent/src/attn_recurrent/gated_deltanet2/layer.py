@@ -1,0 +1,52 @@
+"""The layer of Gated DeltaNet-2."""
+
+from __future__ import annotations
+
+import torch
+from attn_core.masking import wide
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
+from attn_recurrent.gated_deltanet.rule import Writes
+from attn_recurrent.gated_deltanet2 import GatedDelta2Config
+from attn_recurrent.sequences import by_heads
+
+RATES = (1.0, 16.0)
+STEPS = (1e-3, 1e-1)
+"""The ranges of the initial decay, as in the authors' code: rates per head, uniform; steps per channel, log-uniform."""
+
+
+class GatedDelta2Layer(GatedDeltaLayer):
+    """Gated DeltaNet-2 (NVIDIA 2026).
+
+    Learned as in Gated DeltaNet, but `fade` and `gate` are two `nn.Linear` each, the last with a bias, `strength` has
+    the gates that erase and then those that write, `rate` is [key_heads] and `fade_bias` [key_heads · key_size].
+    """
+
+    gating = staticmethod(torch.sigmoid)
+
+    def __init__(self, config: GatedDelta2Config) -> None:
+        super().__init__(config)
+        rank, width = config.inner_size, config.hidden_size
+
+        def low_rank(outputs: int, *, bias: bool) -> nn.Module:
+            return nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, outputs, bias=bias))
+
+        self.fade, self.gate = low_rank(config.fades, bias=False), low_rank(self.sizes.out, bias=True)
+        self.rate = nn.Parameter(torch.empty(self.sizes.key_heads).uniform_(*RATES).log())
+        low, high = (torch.tensor(size).log() for size in STEPS)
+        size = torch.lerp(low, high, torch.rand(config.fades)).exp()
+        # The inverse of softplus, so that the bias alone gives the step that was drawn.
+        self.fade_bias = nn.Parameter(size + torch.log(-torch.expm1(-size)))
+
+    def _gates(self, fade: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+        rates = wide(self.rate).exp().repeat_interleave(self.sizes.key)
+        decay, gates = -rates * softplus(fade + wide(self.fade_bias)), strength.sigmoid()
+        erase, write = torch.split(gates, [self.sizes.into, self.sizes.out], dim=-1)
+        return decay, torch.cat([erase * self.strongest, write], dim=-1)
+
+    def _inputs(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor) -> Writes:
+        erase, write = torch.split(strength, [self.sizes.into, self.sizes.out], dim=-1)
+        decay, erase = (self._for_each_head(by_heads(part, self.sizes.key_heads)) for part in (decay, erase))
+        return Writes(query, key, by_heads(write, self.sizes.heads) * value, decay, erase * key)

@@ -1,0 +1,102 @@
+"""MesaNet: every token reads what a least-squares fit to all past keys and values predicts for its query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core import Mechanism, MechanismConfig, Paper, hookimpl
+from attn_core.checks import require_number
+
+from attn_recurrent.gated_deltanet import GatedDeltaNet
+from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from attn_recurrent.mesa_net.layer import MesaLayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class MesaConfig(GatedDeltaConfig):
+    """The options of `gated_deltanet`. `lambda_lower_bound` is the least ridge, which is learned for each channel of
+    the keys; systems of a `chunk` of tokens are solved at once.
+    """
+
+    by_kernels: ClassVar[bool] = False
+    chunk: int = 16
+    lambda_lower_bound: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("lambda_lower_bound", self.lambda_lower_bound, gt=0, lt=1)
+
+    @property
+    def convolved(self) -> int:
+        """The elements of queries and keys; values pass no convolution."""
+        return 2 * self.sizes.into
+
+    @property
+    def memory(self) -> tuple[int, int, int]:
+        """For each head the sums of products of keys with keys, and of keys with values."""
+        return self.num_heads, self.sizes.key, self.sizes.key + self.sizes.value
+
+    def pair_flops(self, tokens: int) -> int:
+        """The products between the tokens of a chunk, for one head: the matrix of every token, and outputs."""
+        return 2 * tokens**2 * (self.sizes.key**2 + self.sizes.key + self.sizes.value)
+
+    def token_flops(self) -> int:
+        """The products of a token with the memory, for one head, as read and written."""
+        return 2 * self.sizes.key * (self.sizes.key + 2 * self.sizes.value)
+
+    @property
+    def gate_weights(self) -> int:
+        """Decays and strengths; outputs have no gate."""
+        return self.hidden_size * (self.fades + self.strengths)
+
+    @property
+    def vectors(self) -> int:
+        """Biases of decays and strengths, and ridges."""
+        return self.fades + self.strengths + self.num_heads * self.sizes.key
+
+
+class MesaNet(GatedDeltaNet):
+    """The memory holds the sums that a ridge regression of values on keys needs; a query reads the regression's value,
+    which is solved exactly for every token.
+
+    Sums decay by one factor per head and token. The authors' code solves by up to 30 steps of conjugate gradients.
+    """
+
+    name = "mesa_net"
+    summary = "every query is answered by a ridge regression of all past values on their keys"
+    used_by = ()
+    paper = Paper(
+        title="MesaNet: Sequence Modeling by Locally Optimal Test-Time Training",
+        authors="von Oswald et al.",
+        year=2025,
+        arxiv="2506.05233",
+    )
+    equation = (
+        r"o_t = H_t^\top (G_t + \mathrm{diag}(\lambda))^{-1} q_t,\quad"
+        r" G_t = \gamma_t G_{t-1} + \beta_t k_t k_t^\top,\quad H_t = \gamma_t H_{t-1} + \beta_t k_t v_t^\top,\quad"
+        r" \gamma_t = \sigma(w_\gamma^\top x_t + b_h),\quad \beta_t = \sigma(w_\beta^\top x_t + c_h),\quad"
+        r" \lambda = \lambda_0 + \mathrm{softplus}(l)"
+    )
+    Config = MesaConfig
+
+    def build(self, config: MechanismConfig) -> MesaLayer:
+        """A new `MesaLayer`."""
+        from attn_recurrent.mesa_net.layer import MesaLayer
+
+        return MesaLayer(self.Config.of(config))
+
+    def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
+        """The sizes of queries and keys in `filters`."""
+        sizes = self.Config.of(config).sizes
+        return {"filters": (sizes.into, sizes.into)}
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """The mechanisms of this plugin."""
+    return [MesaNet()]

@@ -1,0 +1,117 @@
+"""How rows are read by shapes, and what is found in reading."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attn_core.errors import InvalidValue
+from attn_schema.prepared import PrepareConfig, ShowConfig
+from attn_schema.training import DataConfig
+
+from attn_train.data.shapes import (
+    CHATS,
+    COLUMNS,
+    LABELS,
+    PAIRS,
+    PICTURES,
+    PREFERENCES,
+    TEXTS,
+    Shape,
+    Values,
+    is_given,
+    needed,
+    shape_of,
+)
+
+
+def names_in(shapes: Sequence[Shape]) -> set[str]:
+    """Return the names of all columns that shapes read."""
+    return {column for shape in shapes for name in (*shape.needs, *shape.may) for column in COLUMNS.get(name, (name,))}
+
+
+NAMES = sorted(names_in((*CHATS, *PREFERENCES, *TEXTS, *PAIRS, *LABELS)))
+"""The names of all columns of these shapes."""
+
+
+@dataclass
+class Reading:
+    """How rows are read: `columns` with other names, by the names of the shapes, and whether those that cannot be read
+    are left out; and what was found in reading: shapes, unused columns, and the number of rows by a remark."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    skip_broken: bool = False
+    shapes: Counter[str] = field(default_factory=Counter)
+    used: set[str] = field(default_factory=set)
+    aside: set[str] = field(default_factory=set)
+    dropped: Counter[str] = field(default_factory=Counter)
+    first_broken: str = ""
+    _keys: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, config: DataConfig | ShowConfig | PrepareConfig) -> Reading:
+        """Return the reading of a config; raises `InvalidValue` for a column that no shape has."""
+        columns = dict(given.split("=", 1) for given in config.columns)
+        if unknown := sorted(columns.keys() - set(NAMES)):
+            raise InvalidValue.of("config.data.columns", ", ".join(unknown), f"names among {', '.join(NAMES)}")
+        return cls(columns, config.skip_broken)
+
+    def renamed(self, values: Values) -> dict[str, Any]:
+        """Return the columns of a row by the names of the shapes; raises `InvalidValue` for one that is missing."""
+        if missing := sorted(set(self.columns.values()) - values.keys()):
+            raise InvalidValue.of("columns", ", ".join(missing), f"the columns {', '.join(map(str, values))}")
+        taken = {*self.columns, *self.columns.values()}
+        others = {name: value for name, value in values.items() if name not in taken}
+        return others | {name: values[column] for name, column in self.columns.items()}
+
+    def needed_of(self, columns: Sequence[str], shapes: Sequence[Shape]) -> list[str]:
+        """Return those of a table's columns that shapes may read; raises `InvalidValue` if they have not what one
+        needs."""
+        names = self.renamed(dict.fromkeys(columns, True))
+        known = [[COLUMNS.get(name, (name,)) for name in shape.needs] for shape in shapes]
+        if not any(all(names.keys() & set(each) for each in needs) for needs in known):
+            raise InvalidValue.of(
+                "columns", ", ".join(columns), f"{needed(shapes)}; name others with --columns NAME=COLUMN"
+            )
+        read = names_in(shapes)
+        self.aside |= names.keys() - read - set(PICTURES)
+        return [self.columns.get(name, name) for name in names if name in read or name in PICTURES]
+
+    def read(self, values: Values, shapes: Sequence[Shape]) -> Any:
+        """Return what the shape of a row reads of it; raises `InvalidValue` for a row of no shape."""
+        renamed = self.renamed(values)
+        shape, found = shape_of(renamed, shapes, self.columns)
+        if pictures := [name for name in PICTURES if is_given(renamed.get(name))]:
+            raise InvalidValue.of(
+                "columns", ", ".join(pictures), "columns of text: images and sounds are not trained on"
+            )
+        self.shapes[shape.name] += 1
+        self.used |= {self.columns.get(name, name) for name in found.values()}
+        self.aside |= {name for name, value in renamed.items() if value is not None} - set(found.values())
+        read = {name: renamed[column] for name, column in found.items()}
+        self.note(*shape.remark(read))
+        return shape.read(read)
+
+    def note(self, remark: str, count: int) -> None:
+        """Count rows with a remark."""
+        if count:
+            self.dropped[remark] += count
+
+    def seen(self, remark: str, key: object) -> None:
+        """Count a row with a remark if an earlier one had the same key."""
+        self.note(remark, int(hash(key) in self._keys))
+        self._keys.add(hash(key))
+
+    def broken(self, error: InvalidValue) -> None:
+        """Count a row that cannot be read, or raise the error."""
+        if not self.skip_broken:
+            raise error
+        self.first_broken = self.first_broken or error.message
+        self.dropped["left out, as they cannot be read"] += 1
+
+    def __str__(self) -> str:
+        columns = f", columns left aside: {', '.join(sorted(self.aside))}" if self.aside else ""
+        broken = f", the first that cannot be read: {self.first_broken}" if self.first_broken else ""
+        return "".join(f", {count} {reason}" for reason, count in self.dropped.items()) + broken + columns

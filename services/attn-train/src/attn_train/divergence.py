@@ -1,0 +1,54 @@
+"""Trainings that go wrong: a loss that is no number, or of a model that has become worse than guessing."""
+
+from __future__ import annotations
+
+import math
+
+from attn_core.errors import UserError
+
+from attn_train.tasks.base import Dataset, TrainingTask
+
+MEASUREMENTS = 3
+"""How many bad losses in a row end a training."""
+LEARNED, FACTOR, MARGIN = 1.1, 1.25, 1.0
+"""A loss is bad above `FACTOR` times that of equal probabilities plus `MARGIN` nats, once it was at most `LEARNED`
+times that: far enough that neither the first steps nor a hard batch are taken for a divergence."""
+
+
+class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
+    """The loss is NaN or infinite, or has risen far above that of a guess."""
+
+    reason = "TRAINING_DIVERGED"
+
+
+def require_finite(name: str, value: float, step: int) -> None:
+    """Raise `TrainingDiverged` for a value that is no number."""
+    if not math.isfinite(value):
+        _fail(name, value, step, "")
+
+
+def _fail(name: str, value: float, step: int, why: str) -> None:
+    text = f"the {name} is {value:g} at step {step}{why}; a lower learning rate or a longer warm-up may help"
+    raise TrainingDiverged(text, step=step, loss=value)
+
+
+class Divergence:
+    """Watches the cross-entropy of a task with a vocabulary; other losses have no value that says too much."""
+
+    def __init__(self, dataset: Dataset, task: TrainingTask) -> None:
+        size = dataset.model_fields.get("vocab_size")
+        self._guess = math.log(size) if size and getattr(task, "cross_entropy", True) else math.inf
+        self._learned, self._bad = False, 0
+
+    def is_bad(self, loss: float) -> bool:
+        """Whether a model that has learned something has lost it; its weights replace no checkpoint."""
+        return self._learned and loss > FACTOR * self._guess + MARGIN
+
+    def measured(self, loss: float, step: int, *, last: bool) -> None:
+        """Take a loss that is reported; raises `TrainingDiverged` for one that is no number, for the third bad one in a
+        row, and for a bad one at the `last` step."""
+        require_finite("loss", loss, step)
+        self._learned = self._learned or loss <= LEARNED * self._guess < math.inf
+        self._bad = self._bad + 1 if self.is_bad(loss) else 0
+        if self._bad >= (1 if last else MEASUREMENTS):
+            _fail("loss", loss, step, f", far above {self._guess:.3g}, that of equal probabilities")
