@@ -86,9 +86,10 @@ def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
         return
     queries, keys = list(varlen.queries), list(varlen.keys)
     # Split once: the gradients of slices are tensors of the whole each.
-    query, key, value = operands.query.split(queries, 1), operands.key.split(keys, 1), operands.value.split(keys, 1)
-    masks = None if operands.key_padding_mask is None else operands.key_padding_mask.split(keys, 1)
-    fields = {name: field.split(keys, 1) for name, field in operands.fields.items()}
+    query = operands.query.split_with_sizes(queries, 1)
+    key, value = (rows.split_with_sizes(keys, 1) for rows in (operands.key, operands.value))
+    masks = None if operands.key_padding_mask is None else operands.key_padding_mask.split_with_sizes(keys, 1)
+    fields = {name: field.split_with_sizes(keys, 1) for name, field in operands.fields.items()}
     for number in range(len(keys)):
         first = number * operands.query.shape[0]
         yield dataclasses.replace(

@@ -6,7 +6,7 @@ from typing import Any
 
 from attn_core import Fields, LayerState, RaggedBatch
 from attn_models.attention import LayerAttention
-from attn_models.decoder.block import Block, attended_documents, given
+from attn_models.decoder.block import Block, SharedTokens, attended_documents, given
 from attn_models.decoder.decoder import Decoder
 from torch import Tensor
 
@@ -21,7 +21,13 @@ class MiniMaxBlock(Block):
         self.alpha, self.beta = config.attention_factors(attention.full_name)
         self.fed_alpha, self.fed_beta = config.mlp_alpha_factor, config.mlp_beta_factor
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        shared_kv: Fields | None = None,
+        lengths: Tensor | None = None,
+        shared: SharedTokens | None = None,  # noqa: ARG002 -- only for blocks without a `forward` of their own
+    ) -> Tensor:
         """See `Block.forward`."""
         entering = self.entering(hidden)
         if lengths is None:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from attn_core import Fields, LayerState, RaggedBatch
 from attn_models.attention import LayerAttention
-from attn_models.decoder.block import AttentionBlock, Block
+from attn_models.decoder.block import AttentionBlock, Block, SharedTokens
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.layers import initialise
 from torch import Tensor, nn
@@ -31,7 +31,13 @@ class ValueBlock(AttentionBlock):
             for layer in (self.attention.value_mix.down, self.attention.value_mix.up):
                 initialise(layer)
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:  # noqa: ARG002 -- none are shared
+    def forward(
+        self,
+        hidden: Tensor,
+        shared_kv: Fields | None = None,  # noqa: ARG002 -- none are shared
+        lengths: Tensor | None = None,
+        shared: SharedTokens | None = None,  # noqa: ARG002 -- only for blocks without a `forward` of their own
+    ) -> Tensor:
         """See `Block.forward`; `hidden` is followed by values."""
         if lengths is not None:
             return torch.cat([self(document) for document in torch.split(hidden, lengths.tolist(), dim=1)], dim=1)

@@ -9,7 +9,7 @@ import torch
 from attn_core import Fields, LayerState, RaggedBatch
 from attn_core.kernels.linear import Pack
 from attn_models.attention import LayerAttention
-from attn_models.decoder.block import Block
+from attn_models.decoder.block import Block, SharedTokens
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.layers import (
     GATES,
@@ -94,7 +94,13 @@ class Gemma4Block(Block):
             initialise(self.layer_gate)
             initialise(self.layer_output)
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        shared_kv: Fields | None = None,
+        lengths: Tensor | None = None,
+        shared: SharedTokens | None = None,  # noqa: ARG002 -- only for blocks without a `forward` of their own
+    ) -> Tensor:
         """See `Block.forward`; `hidden` is the stream."""
         return self._leaving(super().forward(hidden[..., : self.width], shared_kv, lengths), hidden)
 

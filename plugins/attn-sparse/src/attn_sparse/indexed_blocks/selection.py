@@ -174,8 +174,9 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         inputs = PagedAttentionInputs(
             query=query.flatten(0, 1), batch=batch, rows=cached, requests=tuple(range(len(counts)))
         )
-        call = {"dtype": query.dtype, "device": query.device.type}
-        out: Tensor | None = self.paged.run(lambda kernel: kernel.run(self.each_group, inputs), **call)
+        out: Tensor | None = self.paged.run(
+            lambda kernel: kernel.run(self.each_group, inputs), dtype=query.dtype, device=query.device.type
+        )
         return None if out is None else out.view(requests, -1, out.shape[-1])
 
     def _chosen(self, rows: Tensor, operands: AttentionInputs) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from attn_core import Fields, LayerState, RaggedBatch
 from attn_core.masking import wide
 from attn_models.attention import LayerAttention
-from attn_models.decoder.block import Block, attended_documents
+from attn_models.decoder.block import Block, SharedTokens, attended_documents
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.layers import GatedFeedForward, MixedPrecisionRMSNorm, initialise_block
 from attn_models.decoder.mixture_of_experts import MixtureOfExperts
@@ -91,7 +91,13 @@ class StreamBlock(Block):
         initialise_block(self, attention, config.num_layers)
         self.attention_streams, self.feed_forward_streams = Streams(config), Streams(config)
 
-    def forward(self, hidden: Tensor, shared_kv: Fields | None = None, lengths: Tensor | None = None) -> Tensor:  # noqa: ARG002 -- none are shared
+    def forward(
+        self,
+        hidden: Tensor,
+        shared_kv: Fields | None = None,  # noqa: ARG002 -- none are shared
+        lengths: Tensor | None = None,
+        shared: SharedTokens | None = None,  # noqa: ARG002 -- only for blocks without a `forward` of their own
+    ) -> Tensor:
         """See `Block.forward`."""
         if lengths is None:
             return self._through(hidden, self.attention)
