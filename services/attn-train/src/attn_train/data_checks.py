@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
@@ -99,9 +100,14 @@ def check_conversations(config: TrainingConfig, home: Path) -> None:
         return
     checked = checked_chats if data.format == "chat" else checked_preferences
     reading = Reading.of(data)
+    found: Any = None
     for _, found in checked(rows_in(input_files([data.path]), reading), reading):
         if isinstance(found, Chat | tuple):
             require_template(tokenizer)
+    if found is None:
+        raise InvalidValue.of(
+            FIELD, f"{data.path} with none{reading}", f"at least one row for the format {data.format}"
+        )
 
 
 def check_masked(data: DataConfig, *, home: Path) -> None:

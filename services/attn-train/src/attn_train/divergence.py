@@ -10,6 +10,8 @@ from attn_train.tasks.base import Dataset, TrainingTask
 
 MEASUREMENTS = 3
 """How many bad losses in a row end a training."""
+DEAD = 0.9
+"""A gradient of zero is bad at a loss above so many times that of equal probabilities."""
 LEARNED, FACTOR, MARGIN = 1.1, 1.25, 1.0
 """A loss is bad above `FACTOR` times that of equal probabilities plus `MARGIN` nats, once it was at most `LEARNED`
 times that: far enough that neither the first steps nor a hard batch are taken for a divergence."""
@@ -44,11 +46,19 @@ class Divergence:
         """Whether a model that has learned something has lost it; its weights replace no checkpoint."""
         return self._learned and loss > FACTOR * self._guess + MARGIN
 
-    def measured(self, loss: float, step: int, *, last: bool) -> None:
-        """Take a loss that is reported; raises `TrainingDiverged` for one that is no number, for the third bad one in a
-        row, and for a bad one at the `last` step."""
+    def measured(self, loss: float, norm: float, step: int, *, last: bool) -> None:
+        """Take a loss that is reported, and the gradient's norm; raises `TrainingDiverged` for one that is no number,
+        for the third bad one in a row, and for a bad one at the `last` step.
+
+        No better than a guess without any gradient is bad, too: all units are saturated, and no step changes that.
+        """
         require_finite("loss", loss, step)
         self._learned = self._learned or loss <= LEARNED * self._guess < math.inf
-        self._bad = self._bad + 1 if self.is_bad(loss) else 0
-        if self._bad >= (1 if last else MEASUREMENTS):
+        dead = norm == 0 and loss > DEAD * self._guess
+        self._bad = self._bad + 1 if dead or self.is_bad(loss) else 0
+        if self._bad < (1 if last else MEASUREMENTS):
+            return
+        if dead:
+            _fail("gradient norm", norm, step, f" and the loss {loss:.3g}: no weight changes any more")
+        else:
             _fail("loss", loss, step, f", far above {self._guess:.3g}, that of equal probabilities")

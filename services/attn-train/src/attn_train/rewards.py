@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,28 +65,39 @@ class RewardFunction:
         """
         try:
             found = self._called(scored)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(scored, error) from error
-        for place, value in enumerate(found):
-            if value is not None and not math.isfinite(value):
-                raise self._at(scored, place, f"returned {value}")
-        return found
+        count = len(scored.completions)
+        if not isinstance(found, list) or len(found) != count:
+            given = f"{len(found)} rewards" if isinstance(found, list) else repr(found)[:200]
+            raise RewardFailed(f"the reward {self.name!r} returned {given} for {count} completions", reward=self.name)
+        return [self._number(scored, place, value) for place, value in enumerate(found)]
 
-    def _called(self, scored: Scored) -> list[float | None]:
+    def _number(self, scored: Scored, place: int, value: Any) -> float | None:
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self._at(scored, place, f"returned {str(value)[:200]}, neither a finite number nor None,")
+        return number
+
+    def _called(self, scored: Scored) -> Any:
+        """Return what the function returns, as a list if it is iterable."""
         given: dict[str, Any] = {name: list(getattr(scored, name)) for name in GIVEN}
         columns = dict.fromkeys(name for row in scored.columns for name in row if name not in GIVEN)
         given |= {name: [row.get(name) for row in scored.columns] for name in columns}
-        found = list(self._function(**{name: given[name] for name in given if self._all or name in self._takes}))
-        if len(found) != len(scored.completions):
-            raise ValueError(f"it returned {len(found)} rewards for {len(scored.completions)} completions")
-        return [None if value is None else float(value) for value in found]
+        found = self._function(**{name: given[name] for name in given if self._all or name in self._takes})
+        return list(found) if isinstance(found, Iterable) else found
 
-    def _failed(self, scored: Scored, error: Exception) -> RewardFailed:
+    def _failed(self, scored: Scored, error: BaseException) -> RewardFailed:
         """Return the error with the first completion for which the function also raises when asked about it alone."""
         for place in range(len(scored.completions)):
             try:
                 self._called(scored[place])
-            except Exception as alone:  # noqa: BLE001 -- a reward may raise anything
+            except (Exception, SystemExit) as alone:  # noqa: BLE001 -- a reward may raise anything
                 return self._at(scored, place, f"raised {type(alone).__name__}: {alone}")
         return RewardFailed(f"the reward {self.name!r} raised {type(error).__name__}: {error}", reward=self.name)
 

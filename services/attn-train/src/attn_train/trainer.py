@@ -53,6 +53,7 @@ from attn_train.tasks.base import (
     next_batch,
     on_host,
     position_of,
+    require_measured,
     restore_position,
     to_device,
     validation_losses,
@@ -214,6 +215,9 @@ class Trainer:
         self.model.train()
         if self.step == 0:
             torch.manual_seed(derived(self.config.seed, self._group.dropout_use()))
+            if self._best.wanted:  # refused before anything is trained, not at the first measurement
+                found = self.validation_loss(self.config.evaluation.eval_batches, report.heartbeat)
+                require_measured(self._task, found)
         while self.step < self.config.optimizer.steps and not self._best.waited_enough:
             asked = self._group.agreed(stop.get())
             if asked is not None:
@@ -249,7 +253,8 @@ class Trainer:
         for name, last in self._last.items():
             require_finite(name, last.item(), self.step)
         if "loss" in self._last and self._divergence.is_bad(self._last["loss"].item()):
-            report.log(f"no checkpoint at step {self.step}: the loss is that of a diverged model; the last one is kept")
+            kept = "" if self._saved_step is None else f"; that of step {self._saved_step} is kept"
+            report.log(f"no checkpoint at step {self.step}: the loss is that of a diverged model{kept}")
             return
         report.flush()
         self._writer.begin(Progress(step=self.step, elapsed_seconds=self.elapsed), self._state())
@@ -352,7 +357,7 @@ class Trainer:
         self._throughput.seconds += seconds
         if measured:
             values |= self._speed() | metrics_of(self._task)
-            self._divergence.measured(values["loss"], self.step, last=last)
+            self._divergence.measured(values["loss"], norm.item(), self.step, last=last)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
         if last or self._best.waited_enough:
@@ -377,9 +382,7 @@ class Trainer:
         return ({"validation_loss": sum(found.values()) / len(found)} if found else {}) | named
 
     def _take_best(self, found: Mapping[str, float]) -> None:
-        if not found:
-            problem = "there are no validation data, which load_best_model_at_end and early_stopping_patience need"
-            raise Incompatible(problem, field="config.evaluation")
+        require_measured(self._task, found or None)
         loss = sum(found.values()) / len(found)
         self._best.measured(loss, lower=self._group.agreed_choice(chosen=loss < self._best.loss))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, OutOfCapacity, Unavailable
+from attn_core.errors import AttnError, CheckpointWriteFailed, InternalError, OutOfCapacity, Unavailable, UserError
 from attn_gateway.records import ArtifactStore
 from attn_models.device import resolve_device
 from attn_models.weights.manifest import TRAINING, record_source
@@ -76,7 +76,8 @@ def work(
         with exclusive(layout.worker_lock(assignment.job_id), LOCK_SECONDS) if group.leads else nullcontext():
             return _train(assignment, MessageReporter(send, flush), stop, group)
     except Exception as error:  # any error, such as a mechanism's, fails the job, not the worker process
-        log.exception("job %s failed in attempt %d", assignment.job_id, assignment.attempt)
+        whose = None if isinstance(error, UserError) and error.__cause__ is None else error
+        log.error("job %s failed in attempt %d: %s", assignment.job_id, assignment.attempt, error, exc_info=whose)
         if isinstance(error, RolloutsLost):
             return Lost(error=JobError.of(error))
         if group.lost_others(error):

@@ -8,6 +8,7 @@ import torch
 from attn_core.errors import Incompatible
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.records import Stop, StopFlag
+from attn_train.tasks.language_modeling import tokenize
 from attn_train.trainer import Trainer
 
 LOSSES = [3.0, 2.0, 2.5, 2.25, 2.0, 2.125]
@@ -79,7 +80,8 @@ def test_a_run_stops_when_the_loss_has_not_fallen_for_long_and_stays_so(
     assert same(exported(again), falling[1 if keeps else 3])
 
 
-def test_without_validation_data_it_is_refused(bigram, text, wanted, record, monkeypatch):
-    monkeypatch.setattr("attn_train.trainer.validation_losses", lambda *_: {})
+def test_without_validation_data_it_is_refused_before_the_first_step(bigram, words, wanted, record):
+    trainer = Trainer(bigram(), tokenize(words, validation=0.0), wanted)
     with pytest.raises(Incompatible, match="validation data"):
-        Trainer(bigram(), text, wanted).run(record(), StopFlag())
+        trainer.run(record(), StopFlag())
+    assert trainer.step == 0

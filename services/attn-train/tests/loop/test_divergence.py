@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from attn_train.checkpoint import CheckpointFolder
@@ -78,6 +80,14 @@ def test_a_hard_batch_and_a_bad_beginning_are_no_divergence(bigram, text, config
     seen = record()
     trainer.run(seen, StopFlag())
     assert len(seen.losses) == 30
+
+
+def test_a_model_without_any_gradient_that_only_guesses_ends_the_run(bigram, text, config, changed, record):
+    trainer = Trainer(bigram(), text, changed(config, evaluation__logging_steps=1))
+    plain, guess = trainer._task.loss, math.log(text.tokenizer.vocab_size)
+    trainer._task.loss = lambda *given: plain(*given) * 0 + (0.0 if trainer.step < 5 else guess)
+    with pytest.raises(TrainingDiverged, match="norm is 0 at step 8"):
+        trainer.run(record(), StopFlag())
 
 
 def test_a_text_without_validation_is_trained_on_without_a_validation_loss(bigram, words, config, record):

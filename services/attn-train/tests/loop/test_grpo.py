@@ -278,9 +278,11 @@ def test_a_resumed_run_is_the_same_run_in_the_middle_of_what_it_has_sampled(tmp_
     [
         (lambda completions: [1 / (len(text) < 3) for text in completions], "ZeroDivisionError.*line"),
         (lambda completions: [math.nan if place == 3 else 0.0 for place in range(len(completions))], "nan.*3.*line"),
-        (lambda completions: [0.0], "1 rewards for 8 completions"),
+        (lambda completions: [0.0], "returned 1 rewards for 8 completions"),
+        (lambda completions: 0.5, "returned 0.5 for 8 completions"),
+        (lambda completions: sys.exit("done"), "SystemExit: done for completion 0"),
         (lambda completions: [None] * len(completions), "returned None for completion 0"),
-        (lambda completions: ["good"] * len(completions), "ValueError"),
+        (lambda completions: ["good"] * len(completions), "returned good.*completion 0"),
     ],
 )
 def test_a_reward_that_fails_is_named_with_the_completion_and_the_last_checkpoint_stays(
@@ -310,7 +312,7 @@ def test_a_reward_that_fails_is_named_with_the_completion_and_the_last_checkpoin
         ({"lmbda": 0.5}, "lmbda"),
         ({"loss_type": "dapo", "importance_sampling_level": "sequence"}, "loss_type"),
         ({"max_completion_length": 24}, "max_completion_length.*24"),
-        ({"max_completion_length": 23}, "at least one prompt of at most 1 tokens"),
+        ({"max_completion_length": 23}, "shortest of 3 input tokens.*at most 1 "),
     ],
 )
 def test_what_cannot_be_trained_is_refused(tmp_path, tokenizer, reward, change, said):

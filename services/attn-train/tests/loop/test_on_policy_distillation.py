@@ -117,7 +117,7 @@ def test_a_share_of_the_batches_is_sampled_and_the_rest_are_the_datasets(made):
         ({"beta": 1.5}, "beta.*0 to 1 with lmbda"),
         ({"reward_funcs": ("accuracy",)}, "reward_funcs.*prompt"),
         ({"max_completion_length": 48}, "max_completion_length"),
-        ({"max_completion_length": 47}, "at least one of at most 1 tokens"),
+        ({"max_completion_length": 47}, "at least one of at most 1 input tokens"),
     ],
 )
 def test_what_does_not_go_with_a_teacher_is_refused(made, change, said):

@@ -193,7 +193,8 @@ def unrewarded(config: pb.TrainingConfig, **changes: object) -> None:
         (lambda config: setattr(config.data, "dataset", "shakespeare"), "the path of a file"),
         (lambda config: setattr(config.data, "format", "preference"), "columns: 'messages'.*chosen.*rejected"),
         (lambda config: setattr(config.data, "dataset", config.data.dataset.replace("chats", "bad")), "line 17"),
-        (lambda config: setattr(config.model, "base_model", "mute"), "no chat template"),
+        (lambda config: setattr(config.model, "base_model", "mute"), "no chat template.*tokenizer"),
+        (lambda config: Path(config.data.dataset).write_text("\n"), "with none.*at least one row"),
         (
             lambda config: setattr(config.objective, "teacher", "stranger"),
             "vocabulary of teacher stranger differs from that of the model",

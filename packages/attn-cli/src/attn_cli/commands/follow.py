@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SHOWN = {
     "loss": "loss {:.4f}",
     "validation_loss": "validation {:.4f}",
+    "validation_left_out": "{:.0f} left out of validation",
     "reward": "reward {:.3f}",
     "validation_reward": "validation reward {:.3f}",
     "learning_rate": "rate {:.2e}",

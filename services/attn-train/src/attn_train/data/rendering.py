@@ -231,7 +231,10 @@ def require_template(tokenizer: Tokenizer) -> None:
     """Raise `UserError` for a tokenizer without a chat template, or whose template ends no answer with a token that
     ends a generation: a model that learns from it would never stop."""
     if tokenizer.settings.chat_template is None:
-        raise UserError("the tokenizer has no chat template, which conversations need")
+        raise UserError(
+            "the tokenizer has no chat template, which conversations need: set chat_template in its "
+            "tokenizer_config.json, or name as tokenizer a model that has one and the same vocabulary"
+        )
     turns = Chat([{"role": role, "content": mark} for role, mark in zip((USER, ASSISTANT), MARKS, strict=False)])
     try:
         text, marked = _Renderer(tokenizer, turns).text(2)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from attn_core.errors import InvalidValue
+from attn_core.errors import Incompatible, InvalidValue
 from attn_core.kernels.devices import sent
 from attn_models.decoder.mixture_of_experts import Router, counted_tokens, router_aux_loss
 from attn_models.evaluation import IGNORED, next_token_loss
@@ -161,6 +161,14 @@ def validation_losses(task: TrainingTask, model: nn.Module, batches: int, on_bat
 def left_out(task: TrainingTask) -> int:
     """Return the number of examples that the last validation loss of a task left out, as the model cannot take them."""
     return int(getattr(task, "validation_left_out", 0))
+
+
+def require_measured(task: TrainingTask, found: object) -> None:
+    """Raise `Incompatible` if nothing was `found` in measuring a task whose best weights are wanted."""
+    if found is None:
+        given = f" but {missing} that are left out" if (missing := left_out(task)) else ""
+        problem = f"there are no validation data{given}, which load_best_model_at_end and early_stopping_patience need"
+        raise Incompatible(problem, field="config.evaluation")
 
 
 def next_batch(task: TrainingTask, model: nn.Module, on_batch: OnBatch) -> tuple[Tensor, ...]:
@@ -373,6 +381,28 @@ class CollatedTask(ExampleTask):
         self.validation_left_out = len(chosen) - len(kept)
         drawn = in_parts(kept, self._collate, self._batch)
         return mean_over_batches(model, drawn, value, on_batch, lambda batch: batch_weight(self, batch))  # type: ignore[arg-type]
+
+
+def fitting(
+    examples: Sequence[Text], length: Callable[[Text], int], longest: int, what: str, limit: str = "max_seq_len"
+) -> tuple[list[Text], str]:
+    """Return the examples of at most `longest` input tokens, and how many were left out, as text.
+
+    Raises `InvalidValue`, with the length of the shortest, if none is left; `what` the examples are and `limit`, from
+    which `longest` follows, are for its message.
+    """
+    lengths = [length(example) for example in examples]
+    kept = [example for example, size in zip(examples, lengths, strict=True) if size <= longest]
+    if not kept:
+        shortest = f", the shortest of {min(lengths)} input tokens" if lengths else ""
+        allowed = f"at least one of at most {longest} input tokens ({limit})"
+        raise InvalidValue.of("config.data.dataset", f"{len(lengths)} {what}{shortest}", allowed)
+    if len(kept) == len(lengths):
+        return kept, ""
+    return (
+        kept,
+        f", {len(lengths) - len(kept)} left out as too long: up to {max(lengths)} tokens for {longest} ({limit})",
+    )
 
 
 def split_validation(texts: Sequence[Text], fraction: float) -> tuple[Sequence[Text], Sequence[Text]]:

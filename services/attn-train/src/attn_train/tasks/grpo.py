@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from attn_train.data.conversations import rows_in
 from attn_train.data.prompts import Prompt, read_prompts
 from attn_train.data.reading import Reading
-from attn_train.data.rendering import FIELD
 from attn_train.data.token_shards.inputs import input_files, split_files, unread
 from attn_train.precision import forward_precision
 from attn_train.rewards import Rewards, Scored
@@ -26,6 +24,7 @@ from attn_train.tasks.base import (
     OnBatch,
     TokenDataset,
     count_targets,
+    fitting,
     split_validation,
     to_device,
     validation_sample,
@@ -36,7 +35,7 @@ from attn_train.tasks.policy_losses import advantages_of, grpo_loss
 
 @dataclass(frozen=True, eq=False)
 class PromptDataset(TokenDataset):
-    """Training and validation prompts; `left_out` is the number of those that leave no room for a completion.
+    """Training and validation prompts, and in `notes` what was left out.
 
     `reference` is the model to whose distribution the policy is kept close, if it is not the model without its adapter;
     `sampler` samples the completions.
@@ -46,7 +45,6 @@ class PromptDataset(TokenDataset):
     validation: Sequence[Prompt]
     tokenizer: Tokenizer
     rewards: Rewards
-    left_out: int = 0
     notes: str = ""
     reference: Any = None
     sampler: Sampler = Sampler()  # noqa: RUF009 -- it has no state
@@ -55,9 +53,8 @@ class PromptDataset(TokenDataset):
     def summary(self) -> str:
         """The number of prompts, and the rewards."""
         named = ", ".join(function.name for function in self.rewards.functions)
-        longer = f", {self.left_out} left out as too long" if self.left_out else ""
         counts = f"{len(self.training)} training and {len(self.validation)} validation prompts"
-        return f"{counts}{longer}{self.notes}, rewarded by {named}"
+        return f"{counts}{self.notes}, rewarded by {named}"
 
     def task(self, config: TrainingConfig) -> GrpoTask:
         """Return the training task."""
@@ -81,11 +78,10 @@ def prompt_dataset(config: TrainingConfig, tokenizer: Tokenizer) -> PromptDatase
     if not splits["validation"]:
         training, kept = map(list, split_validation(training, config.data.validation_fraction))
     room = config.model.sequence_length - config.on_policy.max_completion_length
-    short, kept = ([prompt for prompt in prompts if len(prompt.ids) <= room] for prompts in (training, kept))
-    if not short:
-        allowed = f"at least one prompt of at most {room} tokens (max_seq_len - max_completion_length)"
-        raise InvalidValue.of(FIELD, f"{len(training)} prompts{reading}", allowed)
-    return PromptDataset(short, kept, tokenizer, rewards, len(training) - len(short), f"{reading}{aside}")
+    limit = "max_seq_len - max_completion_length"
+    short, longer = fitting(training, lambda prompt: len(prompt.ids), room, f"prompts{reading}", limit)
+    kept = [prompt for prompt in kept if len(prompt.ids) <= room]
+    return PromptDataset(short, kept, tokenizer, rewards, f"{longer}{reading}{aside}")
 
 
 class GrpoTask(OnPolicyTask):

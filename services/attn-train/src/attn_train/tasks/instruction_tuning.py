@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from attn_core.errors import InvalidValue
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_schema.training import DataConfig, TrainingConfig
@@ -20,19 +19,18 @@ from attn_train.tasks.base import (
     CollatedTask,
     OnBatch,
     TokenDataset,
+    fitting,
     training_loss,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class ChatDataset(TokenDataset):
-    """Training and validation conversations; `left_out` is the number of those longer than a training sequence,
-    and `notes` what else was left out."""
+    """Training and validation conversations; `notes` says what was left out."""
 
     training: Sequence[TokenizedChat]
     validation: Sequence[TokenizedChat]
     tokenizer: Tokenizer
-    left_out: int = 0
     notes: str = ""
 
     @property
@@ -40,8 +38,7 @@ class ChatDataset(TokenDataset):
         """The number of conversations and of answer tokens."""
         answered = sum(chat.answered for chat in self.training)
         counts = f"{len(self.training)} training and {len(self.validation)} validation conversations"
-        longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return f"{counts}, {answered} target tokens in answers{longer}{self.notes}"
+        return f"{counts}, {answered} target tokens in answers{self.notes}"
 
     def task(self, config: TrainingConfig) -> InstructionTask:
         """Return the training task."""
@@ -55,11 +52,8 @@ def chat_dataset(data: DataConfig, tokenizer: Tokenizer, *, max_length: int) -> 
     """
     # The same conversations are for validation whatever the length of a training sequence.
     first, kept, notes = read_splits(data, lambda rows, reading: read_chats(rows, tokenizer, reading))
-    training = [chat for chat in first if len(chat.inputs) <= max_length]
-    if not training:
-        allowed = f"at least one conversation of at most {max_length + 1} tokens (max_seq_len)"
-        raise InvalidValue.of("config.data.dataset", f"{len(first)} conversations{notes}", allowed)
-    return ChatDataset(training, kept, tokenizer, len(first) - len(training), notes)
+    training, longer = fitting(first, lambda chat: len(chat.inputs), max_length, f"conversations{notes}")
+    return ChatDataset(training, kept, tokenizer, longer + notes)
 
 
 class InstructionTask(CollatedTask):

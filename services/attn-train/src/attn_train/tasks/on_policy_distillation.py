@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attn_core.errors import InvalidValue
 from attn_schema.on_policy import BETA
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 
-from attn_train.data.rendering import FIELD, TokenizedChat
+from attn_train.data.rendering import TokenizedChat
 from attn_train.tasks import on_policy
-from attn_train.tasks.base import PADDED, OnBatch, in_parts, longest_input, mean_over_batches, validation_sample
+from attn_train.tasks.base import (
+    PADDED,
+    OnBatch,
+    fitting,
+    in_parts,
+    longest_input,
+    mean_over_batches,
+    validation_sample,
+)
 from attn_train.tasks.instruction_tuning import ChatDataset, collate
 from attn_train.tasks.on_policy import OnPolicyTask, logits_at, require_room
 from attn_train.tasks.policy_losses import generalized_jsd
@@ -35,10 +42,8 @@ class OnPolicyDistillationTask(OnPolicyTask):
     def __init__(self, chats: ChatDataset, teacher: Any, config: TrainingConfig) -> None:
         require_room(config)
         room = config.model.sequence_length - config.on_policy.max_completion_length
-        self._training = [chat for chat in chats.training if len(prompt_of(chat)) <= room]
-        if not self._training:
-            allowed = f"at least one of at most {room} tokens before its answer (max_seq_len - max_completion_length)"
-            raise InvalidValue.of(FIELD, f"{len(chats.training)} conversations", allowed)
+        limit = "before an answer: max_seq_len - max_completion_length"
+        self._training, _ = fitting(chats.training, lambda chat: len(prompt_of(chat)), room, "conversations", limit)
         lengths = [len(chat.inputs) for chat in self._training]
         super().__init__(config, lengths, chats.tokenizer, config.optimizer.batch_size)
         self._validation, self._teacher = chats.validation, teacher

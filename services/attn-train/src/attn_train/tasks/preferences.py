@@ -21,6 +21,7 @@ from attn_train.tasks.base import (
     CollatedTask,
     OnBatch,
     TokenDataset,
+    fitting,
 )
 from attn_train.tasks.instruction_tuning import collate
 from attn_train.tasks.on_policy import token_logprobs
@@ -30,20 +31,17 @@ from attn_train.tasks.preference_losses import AVERAGED, PAIR_LOSSES, kto
 
 @dataclass(frozen=True, eq=False)
 class PreferenceDataset(TokenDataset):
-    """Training and validation pairs; `left_out` is the number of those longer than a training sequence, and
-    `notes` what else was left out."""
+    """Training and validation pairs; `notes` says what was left out."""
 
     training: Sequence[Example]
     validation: Sequence[Example]
     tokenizer: Tokenizer
-    left_out: int = 0
     notes: str = ""
 
     @property
     def summary(self) -> str:
         """The number of pairs."""
-        longer = f", {self.left_out} left out as too long" if self.left_out else ""
-        return f"{len(self.training)} training and {len(self.validation)} validation preferences{longer}{self.notes}"
+        return f"{len(self.training)} training and {len(self.validation)} validation preferences{self.notes}"
 
     def task(self, config: TrainingConfig) -> PreferenceTask:
         """Return the training task."""
@@ -90,11 +88,8 @@ def preference_dataset(data: DataConfig, tokenizer: Tokenizer, *, loss: str, max
     """
     make: Callable[[Iterable[PreferencePair]], Iterable[Example]] = judged if loss == "kto" else complete_pairs
     first, kept, notes = read_splits(data, lambda rows, reading: make(read_preferences(rows, tokenizer, reading)))
-    training = [example for example in first if length_of(example) <= max_length]
-    if not training:
-        allowed = f"at least one of at most {max_length + 1} tokens (max_seq_len)"
-        raise InvalidValue.of("config.data.dataset", f"{len(first)} preferences{notes}", allowed)
-    return PreferenceDataset(training, kept, tokenizer, len(first) - len(training), notes)
+    training, longer = fitting(first, length_of, max_length, f"preferences{notes}")
+    return PreferenceDataset(training, kept, tokenizer, longer + notes)
 
 
 def length_of(example: Example) -> int:

@@ -78,7 +78,8 @@ def _preferences(data: PreparedData, kept: Sequence[PreparedSet], config: Traini
     training: Records[Example] = Records(data.set(TRAIN), make, longest, each)
     validation = [one for own in kept for one in Records[Example](own, make, [np.inf] * 2, each)]
     _require_some(training, data)
-    return PreferenceDataset(training, validation, data.tokenizer, training.left_out)
+    longer = f", {training.left_out} left out as too long" if training.left_out else ""
+    return PreferenceDataset(training, validation, data.tokenizer, longer)
 
 
 def _chat(window: Window) -> TokenizedChat:

@@ -314,7 +314,8 @@ def _json_rows(path: Path, unit: Unit, broken: Broken) -> Iterator[Row]:
         try:
             values = json.loads(line.decode("utf-8"))
         except ValueError as error:
-            broken(InvalidValue.of(FIELD, place, f"JSON in UTF-8: {error}"))
+            why = f"{error.msg}, at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+            broken(InvalidValue.of(FIELD, place, f"JSON in UTF-8: {why}"))
             continue
         if isinstance(values, dict):
             yield Row(values, place)
@@ -357,7 +358,7 @@ def _csv_rows(path: Path, broken: Broken) -> Iterator[Row]:
                 else:
                     yield Row(values, place)
         except csv.Error as error:
-            raise InvalidValue.of(FIELD, f"{path}, line {reader.line_num}", f"a table: {error}") from error
+            raise InvalidValue.of(FIELD, f"{path}, line {reader.line_num + 1}", f"a table: {error}") from error
 
 
 def _text_lines(path: Path, unit: Unit) -> Iterator[Row]:
