@@ -195,7 +195,7 @@ def unknown_family(kind: str, model_type: object, known: Iterable[str], requires
     return UnknownName(message, kind=kind, name=str(model_type), near=", ".join(near))
 
 
-ADVICE = "docs/model-families.md shows how to add one"
+ADVICE = "docs/model-families.md shows how to add a layout"
 MOST_NAMES = 12
 """Of so many families all are named."""
 

@@ -80,7 +80,7 @@ def named_refusals(folder: Path, kind: object) -> Iterator[None]:
     try:
         yield
     except Incompatible as error:
-        rule = f"model_type {kind!r} has no layout here, and cannot run through transformers: {error.message}; {ADVICE}"
+        rule = f"model_type {kind!r} cannot run through transformers: {error.message}; {ADVICE}"
         raise Incompatible(f"{folder}: {rule}", field="model_type") from error
 
 
