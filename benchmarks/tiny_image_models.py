@@ -91,6 +91,9 @@ INTERN = {"start_image_token": "<img>", "end_image_token": "</img>", "context_im
 INTERN |= {"video_token": "<video>"}
 QWEN3_TOWER = {"hidden_size": 24, "depth": 3, "num_heads": 3, "intermediate_size": 40, "out_hidden_size": 32}
 QWEN3_TOWER |= {"patch_size": PATCH, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
+HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+HYBRID |= {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
+HYBRID |= {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GEMMA_TOKENS = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
 GLM_TOWER = {"hidden_size": 24, "depth": 2, "num_heads": 3, "intermediate_size": 40, "out_hidden_size": 32}
@@ -234,7 +237,7 @@ TYPES: dict[str, Tiny] = {
         vision={"embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "hidden_size": 32, "patch_size": PATCH},
         **VISION,
     ),
-    "qwen3_5": Tiny(text=TEXT | MROPE | {"head_dim": 8}, vision=QWEN3_TOWER, **VISION),
+    "qwen3_5": Tiny(text=TEXT | MROPE | HYBRID | {"head_dim": 8}, vision=QWEN3_TOWER, **VISION),
     "qwen3_vl": Tiny(text=TEXT | MROPE | {"head_dim": 8}, vision=QWEN3_TOWER, **VISION),
     "qwen3_vl_moe": Tiny(text=TEXT | MROPE | EXPERTS | {"head_dim": 8}, vision=QWEN3_TOWER, like="qwen3_vl", **VISION),
     "smolvlm": Tiny(

@@ -19,6 +19,7 @@ from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
 from attn_schema.decoder import DecoderConfig
 from attn_schema.device import AUTO
+from attn_schema.engine import ModelImpl
 from torch import nn
 
 from attn_models.adapters.base import Layout, StateDictAdapter, inexpressible, needed
@@ -29,7 +30,6 @@ from attn_models.adapters.registry import (
     installed_adapters,
     missing_packages,
     packages_of,
-    through_transformers,
     unknown_family,
 )
 from attn_models.adapters.state_dict import (
@@ -47,7 +47,7 @@ from attn_models.adapters.state_dict import (
 from attn_models.attention import layer_attentions
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
-from attn_models.loading.route import goes_on
+from attn_models.loading.route import goes_on, takes_route
 from attn_models.quantization.block_tensor import stays_in_blocks, widen_parameters
 from attn_models.quantization.kept import is_checked, keeping_weights, kept_folder
 from attn_models.quantization.quantize import (
@@ -146,13 +146,12 @@ def empty_model(folder: Path) -> Any:
 
 def _family_named(name: str, requires: object) -> ModelFamily:
     """The installed family `name`; raises `UnknownName`, with the package to install if `requires` names one."""
+    known = installed().models
     try:
-        found: ModelFamily = installed().models.get(name)
+        return known.get(name)
     except UnknownName as error:
-        if missing_packages(requires):
-            raise unknown_family("family", name, installed().models.names(), requires) from error
-        raise
-    return found
+        named = unknown_family("family", name, known.names(), requires) if missing_packages(requires) else error
+        raise named from error
 
 
 def hf_config_of(model: Any) -> dict[str, Any]:
@@ -251,6 +250,7 @@ def load_model(
     verify: Verify = "hashes",
     quantization: str | None = None,
     prepare: Callable[[Any], object] | None = None,
+    model_impl: ModelImpl = "auto",
 ) -> LoadedModel:
     """The model in a checkpoint folder or a GGUF file, on `device`, in evaluation mode, its weights as `dtype`.
 
@@ -267,6 +267,8 @@ def load_model(
     the same input, and keeps stored blocks, FP8 included, if a kernel multiplies them in `dtype` (see
     `join_projections`). None means `none`.
 
+    `model_impl` says who builds it: its layout here (`native`), `transformers`, or (`auto`) it where no layout can.
+
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming tensors that
     are missing, extra or misshaped; `UnknownName` for an unknown layout or mechanism; `InvalidValue` for a device that
     is not available, and a dtype or `quantization` that it does not support; `OutOfCapacity` if its memory is too
@@ -282,23 +284,17 @@ def load_model(
     files = read_folder(path, verify=verify, nonfinite="allow" if is_checked(kept) else "refuse", device=place)
     if place.type == "cpu":
         warn_of_memory(files.path)
-
-    def by_transformers() -> LoadedModel:
-        from attn_models.hf.loading import load_through_transformers
-
-        model, count = load_through_transformers(files, name, quantization, prepare)
-        return _loaded(files, model, count, _tokenizer(files, model))
-
-    if through_transformers(files.config):
-        return by_transformers()
+    through = partial(_through_transformers, files, name, quantization, prepare)
+    if takes_route(files.config, model_impl):
+        return through()
     in_blocks = prepare is None and stays_in_blocks(quantization, name, place.type)
     checkpoint = with_plain_weights(files, in_blocks=in_blocks)
     try:
         described = described_model(checkpoint)
     except (CheckpointInvalid, Incompatible) as refusal:
-        with goes_on(files, refusal) as why:
-            log.warning("%s; transformers builds it", why)
-            return by_transformers()
+        with goes_on(files, refusal, model_impl) as why:
+            log.warning("%s: transformers builds it, as %s", path, why)
+            return through()
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
@@ -320,6 +316,15 @@ def load_model(
             join_projections(model, read_as)
         widen_parameters(model, getattr(torch, name))
     return _loaded(checkpoint, model, count, tokenizer.result())
+
+
+def _through_transformers(
+    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
+) -> LoadedModel:
+    from attn_models.hf.loading import load_through_transformers
+
+    model, count = load_through_transformers(checkpoint, dtype, quantization, prepare)
+    return _loaded(checkpoint, model, count, _tokenizer(checkpoint, model))
 
 
 def _tokenizer(checkpoint: CheckpointFolder, model: Any) -> Tokenizer | None:
@@ -377,9 +382,7 @@ def in_layout(model: Any, layout: str | None = None) -> tuple[dict[str, Any], di
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     own, parameters = type(model) is Decoder, saved_parameters(model)
     if not own and type(model.config) is DecoderConfig:
-        rule = (
-            "its folder would be read as a Decoder; its layout needs a `Config` of its own, a subclass of DecoderConfig"
-        )
+        rule = "its folder would be read as a Decoder; its layout needs a subclass of DecoderConfig as its `Config`"
         raise Incompatible(f"a {type(model).__name__} with a DecoderConfig cannot be saved: {rule}")
     if layout is None and not own and installed_family_of(model.config) is not None:
         described, tensors = hf_config_of(model), parameters
@@ -487,10 +490,8 @@ def load_draft(folder: Path, served: LoadedModel, dtype: str = AUTO, quantizatio
         raise Incompatible(f"draft {folder}: it has an encoder; a draft must be a decoder without one", field="draft")
     theirs, ours = draft.tokenizer, served.tokenizer
     if theirs is None or ours is None or draft.model.vocab_size != served.model.vocab_size:
-        sizes = draft.model.vocab_size, served.model.vocab_size
-        raise Incompatible(
-            f"draft {folder}: its vocabulary has {sizes[0]} tokens, that of the model {sizes[1]}", field="draft"
-        )
+        rule = f"its vocabulary has {draft.model.vocab_size} tokens, that of the model {served.model.vocab_size}"
+        raise Incompatible(f"draft {folder}: {rule}", field="draft")
     for token in range(min(theirs.vocab_size, ours.vocab_size)):
         if theirs.token_bytes(token) != ours.token_bytes(token):
             raise Incompatible(f"draft {folder}: token {token} differs from that of the model", field="draft")
