@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from attn_models.hf.images import without_videos
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_schema import IMAGE_PLACE, ChatMessage
 from PIL import Image
@@ -133,6 +133,18 @@ TYPES: dict[str, Tiny] = {
         images={"size": SQUARE},
         processor={"image_seq_length": 16},
         named=GEMMA_TOKENS,
+    ),
+    "gemma4": Tiny(
+        text={**TEXT, "head_dim": 8, "sliding_window": 10, "hidden_size_per_layer_input": 8}
+        | {
+            "vocab_size_per_layer_input": 384,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+        vision=TOWER | {"num_key_value_heads": 3, "head_dim": 8},
+        repeated="<image>",
+        images={"patch_size": PATCH, "max_soft_tokens": 70},
+        processor={"feature_extractor": transformers.Gemma4AudioFeatureExtractor()},
+        named={"image_token": "<image>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
     ),
     "glm46v": Tiny(**GLM),
     "glm4v": Tiny(**GLM),
@@ -321,11 +333,8 @@ def tiny_processor(kind: str, tokenizer: Any) -> Any:
     known = IMAGE_PROCESSOR_MAPPING_NAMES[tiny.like or kind]
     images = get_image_processor_class_from_name(known["pil"])(**tiny.images)
     whole = processor_class_from_name(PROCESSOR_MAPPING_NAMES[tiny.like or kind])
-    attributes = [each for each in whole.get_attributes() if each != "video_processor"]
-    found = type(whole.__name__, (whole,), {"get_attributes": classmethod(lambda _: attributes)})
     given = {"image_processor": images, "tokenizer": tokenizer, **tiny.processor}
-    given |= {"video_processor": None} if "video_processor" in inspect.signature(whole).parameters else {}
-    return found(**given, chat_template=tokenizer.chat_template)
+    return without_videos(whole)(**given, chat_template=tokenizer.chat_template)
 
 
 def chats() -> list[tuple[ChatMessage, ...]]:
