@@ -91,7 +91,7 @@ INTERN = {"start_image_token": "<img>", "end_image_token": "</img>", "context_im
 INTERN |= {"video_token": "<video>"}
 QWEN3_TOWER = {"hidden_size": 24, "depth": 3, "num_heads": 3, "intermediate_size": 40, "out_hidden_size": 32}
 QWEN3_TOWER |= {"patch_size": PATCH, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
-HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+HYBRID = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
 HYBRID |= {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
 HYBRID |= {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -135,16 +135,13 @@ TYPES: dict[str, Tiny] = {
         named=GEMMA_TOKENS,
     ),
     "gemma4": Tiny(
-        text={**TEXT, "head_dim": 8, "sliding_window": 10, "hidden_size_per_layer_input": 8}
-        | {
-            "vocab_size_per_layer_input": 384,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-        },
-        vision=TOWER | {"num_key_value_heads": 3, "head_dim": 8},
+        text={**TEXT, "head_dim": 8, "sliding_window": 10, "hidden_size_per_layer_input": 0},
+        vision=TOWER | {"num_key_value_heads": 3, "head_dim": 8, "patch_size": PATCH},
         repeated="<image>",
         images={"patch_size": PATCH, "max_soft_tokens": 70},
         processor={"feature_extractor": transformers.Gemma4AudioFeatureExtractor()},
-        named={"image_token": "<image>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        named={"image_token": "<image>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+        | {"audio_token": "<imgpad>", "boa_token": "<IMG_START>", "eoa_token": "<IMG_END>"},
     ),
     "glm46v": Tiny(**GLM),
     "glm4v": Tiny(**GLM),

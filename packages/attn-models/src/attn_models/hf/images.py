@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partialmethod
+from functools import wraps
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
@@ -90,7 +90,12 @@ def without_videos(kind: Any) -> Any:
     """The class of processors `kind`, of images and texts alone."""
     attributes = [each for each in kind.get_attributes() if each != "video_processor"]
     given = {"video_processor": None} if "video_processor" in signature(kind).parameters else {}
-    made = {"get_attributes": classmethod(lambda _: attributes), "__init__": partialmethod(kind.__init__, **given)}
+
+    @wraps(kind.__init__)
+    def init(self: Any, *args: Any, **named: Any) -> None:
+        kind.__init__(self, *args, **named, **given)
+
+    made = {"get_attributes": classmethod(lambda _: attributes), "__init__": init}
     return type(kind.__name__, (kind, _Parts), made)
 
 
