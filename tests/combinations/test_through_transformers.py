@@ -47,7 +47,6 @@ LONGER = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_ma
 BLOOM = {"n_layer": 2, "n_head": 4, "apply_residual_connection_post_layernorm": True}
 REFUSED = {
     # Configs that the layout of the family refuses, and the field that it names.
-    "falcon": ({"alibi": True}, "alibi"),
     "phi": ({"qk_layernorm": True}, "qk_layernorm"),
     "stablelm": ({"qk_layernorm": True}, "qk_layernorm"),
     "opt": ({"word_embed_proj_dim": 16, "do_layer_norm_before": False, "ffn_dim": 48}, "word_embed_proj_dim"),
@@ -136,6 +135,12 @@ def test_what_transformers_cannot_build_either_keeps_the_refusal_of_the_layout(c
     config = json.loads((tmp_path / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointInvalid, match=rf"config\.json: \w+: .* is not allowed.*{why}"):
+        load_model(tmp_path, "float32")
+
+
+def test_what_gave_other_tokens_in_batches_stays_refused(tmp_path):
+    saved("falcon", tmp_path, alibi=True)
+    with pytest.raises(CheckpointInvalid, match=r"alibi: True is not allowed; allowed: False or None$"):
         load_model(tmp_path, "float32")
 
 

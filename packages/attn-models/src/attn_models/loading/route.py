@@ -15,6 +15,9 @@ from attn_models.adapters.registry import causal_class, installed_adapters, thro
 from attn_models.encoder_decoder.config import EncoderDecoderConfig
 from attn_models.weights import CheckpointFolder
 
+DIFFERS = {("falcon", "alibi")}
+"""Families and fields with which batches gave other tokens than transformers, though the steps of loading agreed."""
+
 
 def takes_route(config: Mapping[str, Any], model_impl: ModelImpl) -> bool:
     """Whether transformers builds the model of a config.json, its layout being asked neither before nor after.
@@ -59,7 +62,9 @@ def _reads(checkpoint: CheckpointFolder, refusal: AttnError) -> bool:
     if own is None or issubclass(own.Config, EncoderDecoderConfig) or find_spec("transformers") is None:
         return False
     cause, field = refusal.__cause__ or refusal, refusal.metadata.get("field", "").partition(".")[0]
-    if not isinstance(cause, InvalidValue | Incompatible) or causal_class(checkpoint.config) is None:
+    if (own.model_type, field) in DIFFERS or not isinstance(cause, InvalidValue | Incompatible):
+        return False
+    if causal_class(checkpoint.config) is None:
         return False
     from transformers import CONFIG_MAPPING
 
