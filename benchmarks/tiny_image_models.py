@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from attn_models.hf.images import without_videos
 from attn_models.tokenizers.learned import byte_pair_tokenizer
 from attn_schema import IMAGE_PLACE, ChatMessage
 from PIL import Image
@@ -91,9 +91,6 @@ INTERN = {"start_image_token": "<img>", "end_image_token": "</img>", "context_im
 INTERN |= {"video_token": "<video>"}
 QWEN3_TOWER = {"hidden_size": 24, "depth": 3, "num_heads": 3, "intermediate_size": 40, "out_hidden_size": 32}
 QWEN3_TOWER |= {"patch_size": PATCH, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
-HYBRID = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
-HYBRID |= {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
-HYBRID |= {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GEMMA_TOKENS = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
 GLM_TOWER = {"hidden_size": 24, "depth": 2, "num_heads": 3, "intermediate_size": 40, "out_hidden_size": 32}
@@ -133,15 +130,6 @@ TYPES: dict[str, Tiny] = {
         images={"size": SQUARE},
         processor={"image_seq_length": 16},
         named=GEMMA_TOKENS,
-    ),
-    "gemma4": Tiny(
-        text={**TEXT, "head_dim": 8, "sliding_window": 10, "hidden_size_per_layer_input": 0},
-        vision=TOWER | {"num_key_value_heads": 3, "head_dim": 8, "patch_size": PATCH},
-        repeated="<image>",
-        images={"patch_size": PATCH, "max_soft_tokens": 70},
-        processor={"feature_extractor": transformers.Gemma4AudioFeatureExtractor()},
-        named={"image_token": "<image>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
-        | {"audio_token": "<imgpad>", "boa_token": "<IMG_START>", "eoa_token": "<IMG_END>"},
     ),
     "glm46v": Tiny(**GLM),
     "glm4v": Tiny(**GLM),
@@ -246,7 +234,7 @@ TYPES: dict[str, Tiny] = {
         vision={"embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "hidden_size": 32, "patch_size": PATCH},
         **VISION,
     ),
-    "qwen3_5": Tiny(text=TEXT | MROPE | HYBRID | {"head_dim": 8}, vision=QWEN3_TOWER, **VISION),
+    "qwen3_5": Tiny(text=TEXT | MROPE | {"head_dim": 8}, vision=QWEN3_TOWER, **VISION),
     "qwen3_vl": Tiny(text=TEXT | MROPE | {"head_dim": 8}, vision=QWEN3_TOWER, **VISION),
     "qwen3_vl_moe": Tiny(text=TEXT | MROPE | EXPERTS | {"head_dim": 8}, vision=QWEN3_TOWER, like="qwen3_vl", **VISION),
     "smolvlm": Tiny(
@@ -330,8 +318,11 @@ def tiny_processor(kind: str, tokenizer: Any) -> Any:
     known = IMAGE_PROCESSOR_MAPPING_NAMES[tiny.like or kind]
     images = get_image_processor_class_from_name(known["pil"])(**tiny.images)
     whole = processor_class_from_name(PROCESSOR_MAPPING_NAMES[tiny.like or kind])
+    attributes = [each for each in whole.get_attributes() if each != "video_processor"]
+    found = type(whole.__name__, (whole,), {"get_attributes": classmethod(lambda _: attributes)})
     given = {"image_processor": images, "tokenizer": tokenizer, **tiny.processor}
-    return without_videos(whole)(**given, chat_template=tokenizer.chat_template)
+    given |= {"video_processor": None} if "video_processor" in inspect.signature(whole).parameters else {}
+    return found(**given, chat_template=tokenizer.chat_template)
 
 
 def chats() -> list[tuple[ChatMessage, ...]]:

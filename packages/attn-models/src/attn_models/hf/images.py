@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
-from inspect import signature
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from attn_core.errors import AttnError, ContextLengthExceeded, Incompatible, Inv
 from attn_core.models import PromptEmbeddings
 from attn_core.stores import StoreSize
 from torch import Tensor
-from transformers import BatchEncoding, ProcessorMixin
+from transformers import BatchEncoding
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 
@@ -76,27 +74,9 @@ def read_processor(folder: Path, config: Any) -> Any:
         found: Any = processor_class_from_name(name) if name else PROCESSOR_MAPPING.get(type(config), None)
         if found is None:
             raise Incompatible(f"transformers has no processor {name or 'for its type'}")
-        return without_videos(found).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-class _Parts(ProcessorMixin):
-    """Comes after a class of processors, which may give it a video processor."""
-
-    def __init__(self, *args: Any, video_processor: None = None, **named: Any) -> None:  # noqa: ARG002
-        super().__init__(*args, **named)
-
-
-def without_videos(kind: Any) -> Any:
-    """The class of processors `kind`, of images and texts alone."""
-    attributes = [each for each in kind.get_attributes() if each != "video_processor"]
-    given = {"video_processor": None} if "video_processor" in signature(kind).parameters else {}
-
-    @wraps(kind.__init__)
-    def init(self: Any, *args: Any, **named: Any) -> None:
-        kind.__init__(self, *args, **named, **given)
-
-    made = {"get_attributes": classmethod(lambda _: attributes), "__init__": init}
-    return type(kind.__name__, (kind, _Parts), made)
+        attributes = [each for each in found.get_attributes() if each != "video_processor"]
+        seeing: Any = type(found.__name__, (found,), {"get_attributes": classmethod(lambda _: attributes)})
+        return seeing.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _image_token(model: TransformersModel) -> int:
