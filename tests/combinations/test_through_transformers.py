@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, UserError
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_engine.host.ranks import load_part
 from attn_models.loading import load_model
+from attn_models.sources.check import check_model
 from attn_testing.families import NARROW
 
 transformers = pytest.importorskip("transformers")
@@ -38,6 +42,18 @@ OTHER = {
     "rwkv": {"attention_hidden_size": 32, "context_length": 64},
     # Positions that count the cache: no request is computed with one of another length.
     "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+}
+LONGER = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 40}
+BLOOM = {"n_layer": 2, "n_head": 4, "apply_residual_connection_post_layernorm": True}
+REFUSED = {
+    # Configs that the layout of the family refuses, and the field that it names.
+    "phi": ({"qk_layernorm": True}, "qk_layernorm"),
+    "stablelm": ({"qk_layernorm": True}, "qk_layernorm"),
+    "opt": ({"word_embed_proj_dim": 16, "do_layer_norm_before": False, "ffn_dim": 48}, "word_embed_proj_dim"),
+    "llama": ({"rope_parameters": LONGER}, "rope_parameters.rope_type"),
+    "gpt2": ({"n_embd": 32, "n_layer": 2, "n_head": 4, "add_cross_attention": True}, "add_cross_attention"),
+    "bloom": (BLOOM, "apply_residual_connection_post_layernorm"),
+    "mixtral": ({"hidden_act": "gelu", "num_local_experts": 4}, "hidden_act"),
 }
 PROMPTS = [[(5 * row + 3 * place) % 60 + 3 for place in range(2 + 3 * row)] for row in range(8)]
 NEW = 10
@@ -89,6 +105,56 @@ def test_a_batch_with_chunked_prompts_has_the_tokens_of_transformers(kind, tmp_p
     packed = load_model(tmp_path, "float32", quantization="auto")
     assert packed.parameters == loaded.parameters > sum(each.numel() for each in packed.model.parameters())
     assert served(packed.model) == wanted
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_config_that_its_layout_refuses_is_built_by_transformers_and_said_to_be(kind, tmp_path):
+    sizes, field = REFUSED[kind]
+    peer = saved(kind, tmp_path, **sizes)
+    assert served(load_model(tmp_path, "float32").model) == [alone(peer, prompt) for prompt in PROMPTS]
+    checked = check_model("it", tmp_path)
+    assert checked.refused is None
+    assert f"{field}: " in checked.route
+    assert type(peer).__name__ in checked.route
+    with pytest.raises(CheckpointInvalid) as refused:
+        load_model(tmp_path, "float32", model_impl="native")
+    assert refused.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"hidden_act": "no such"}, "tried as well"),
+        ({"num_hidden_layers": 9999}, "tried as well.*9999 layers"),
+        ({"vocab_size": 1 << 40}, "tried as well.*parameters"),
+        ({"attn_logit_softcapping": 5.0, "qk_layernorm": False}, "allowed: None$"),  # transformers would ignore it
+    ],
+)
+def test_what_transformers_cannot_build_either_keeps_the_refusal_of_the_layout(change, why, tmp_path):
+    saved("phi", tmp_path, **REFUSED["phi"][0])
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointInvalid, match=rf"config\.json: \w+: .* is not allowed.*{why}"):
+        load_model(tmp_path, "float32")
+
+
+def test_what_gave_other_tokens_in_batches_stays_refused(tmp_path):
+    saved("falcon", tmp_path, alibi=True)
+    with pytest.raises(CheckpointInvalid, match=r"alibi: True is not allowed; allowed: False or None$"):
+        load_model(tmp_path, "float32")
+
+
+def test_who_builds_a_model_may_be_chosen(tmp_path):
+    peer = saved("llama", tmp_path)
+    config = EngineConfig(num_threads=1)
+    built = [
+        load_part(tmp_path, config.replace(model_impl=name), 0).model for name in ("auto", "native", "transformers")
+    ]
+    assert [hasattr(model, "causal") for model in built] == [False, False, True]
+    assert [served(model) for model in built] == [[alone(peer, prompt) for prompt in PROMPTS]] * 3
+    saved("arcee", tmp_path, **TINY["arcee"])
+    with pytest.raises(UserError, match="unknown model_type"):
+        load_model(tmp_path, "float32", model_impl="native")
 
 
 def test_a_window_frees_the_rows_that_no_token_sees(tmp_path):

@@ -27,6 +27,7 @@ BATCH_SIZES = {"cpu": (64, 256), "cuda": (256, 2048)}
 """The default `max_num_seqs` and `max_num_batched_tokens` by device type; other types use those of "cpu"."""
 
 Quantization = Literal["auto", "none", "float32", "bfloat16", "int8", "int4", "fp8"]
+ModelImpl = Literal["auto", "native", "transformers"]
 
 
 class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
@@ -41,6 +42,13 @@ class EngineConfig(DeviceConfig, frozen=True, kw_only=True):
             description="Storage of the weights of linear layers: auto (as in the file, prepacked where that is "
             "lossless), none (as dtype, not prepacked), or a type; fp8 requires a GPU, and quantizes the inputs as "
             "well if the GPU multiplies in FP8."
+        ),
+    ] = "auto"  # fmt: skip
+    model_impl: Annotated[
+        ModelImpl,
+        Meta(
+            description="Who builds the model: native (its layout here), transformers (with attn's attention and KV "
+            "cache), or auto (transformers where there is no layout, or it refuses the config).",
         ),
     ] = "auto"  # fmt: skip
     tensor_parallel_size: Annotated[

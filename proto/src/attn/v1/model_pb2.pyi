@@ -211,6 +211,7 @@ class EngineConfig(_message.Message):
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     ASYNC_SCHEDULING_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    MODEL_IMPL_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """Element type to compute in, such as "float32" or "bfloat16"; "auto" is bfloat16 on a CUDA device, else float32."""
     device: _builtins.str
@@ -249,6 +250,10 @@ class EngineConfig(_message.Message):
     """Launch a decode step before the tokens of the one before it are known."""
     batch_invariant: _builtins.bool
     """Compute every token by the same operations in the same order, whatever is computed beside it."""
+    model_impl: _builtins.str
+    """Who builds the model: "native" (its layout here), "transformers" (with attn's attention and KV cache), or "auto", the
+    default (transformers where there is no layout, or it refuses the config).
+    """
     def __init__(
         self,
         *,
@@ -269,10 +274,11 @@ class EngineConfig(_message.Message):
         tensor_parallel_size: _builtins.int | None = ...,
         async_scheduling: _builtins.bool = ...,
         batch_invariant: _builtins.bool = ...,
+        model_impl: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_model_impl", b"_model_impl", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model_impl", b"model_impl", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "async_scheduling", b"async_scheduling", "batch_invariant", b"batch_invariant", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_gpu_memory_utilization", b"_gpu_memory_utilization", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_loras", b"_max_loras", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_model_impl", b"_model_impl", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "_tensor_parallel_size", b"_tensor_parallel_size", "async_scheduling", b"async_scheduling", "batch_invariant", b"batch_invariant", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "gpu_memory_utilization", b"gpu_memory_utilization", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_loras", b"max_loras", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model_impl", b"model_impl", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
     _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
@@ -294,6 +300,8 @@ class EngineConfig(_message.Message):
     _WhichOneofArgType__max_num_batched_tokens: _TypeAlias = _typing.Literal["_max_num_batched_tokens", b"_max_num_batched_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_num_seqs: _TypeAlias = _typing.Literal["max_num_seqs"]  # noqa: Y015
     _WhichOneofArgType__max_num_seqs: _TypeAlias = _typing.Literal["_max_num_seqs", b"_max_num_seqs"]  # noqa: Y015
+    _WhichOneofReturnType__model_impl: _TypeAlias = _typing.Literal["model_impl"]  # noqa: Y015
+    _WhichOneofArgType__model_impl: _TypeAlias = _typing.Literal["_model_impl", b"_model_impl"]  # noqa: Y015
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
     _WhichOneofReturnType__quantization: _TypeAlias = _typing.Literal["quantization"]  # noqa: Y015
@@ -322,6 +330,8 @@ class EngineConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_batched_tokens) -> _WhichOneofReturnType__max_num_batched_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_seqs) -> _WhichOneofReturnType__max_num_seqs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model_impl) -> _WhichOneofReturnType__model_impl | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
     @_typing.overload

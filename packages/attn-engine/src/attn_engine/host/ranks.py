@@ -162,6 +162,7 @@ def load_part(folder: Path, config: EngineConfig, index: int) -> LoadedModel:
         device=config.device,
         quantization=config.quantization,
         prepare=split if rank.size > 1 else None,
+        model_impl=config.model_impl,
     )
 
 

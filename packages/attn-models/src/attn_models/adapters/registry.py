@@ -168,12 +168,12 @@ def causal_class(config: Mapping[str, Any]) -> str | None:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto as auto
 
-    classes = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    seeing, classes = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     kind, named = config.get("model_type"), config.get("architectures")
-    known = set(named if isinstance(named, list) else ()) & set(classes.values())
+    known = set(named if isinstance(named, list) else ()) & {*seeing.values(), *classes.values()}
     if kind not in CONFIG_MAPPING:
         return None
-    return known.pop() if len(known) == 1 else classes.get(str(kind))
+    return known.pop() if len(known) == 1 else (seeing | classes).get(str(kind))
 
 
 def unknown_family(kind: str, model_type: object, known: Iterable[str], requires: object = None) -> UnknownName:
@@ -195,7 +195,7 @@ def unknown_family(kind: str, model_type: object, known: Iterable[str], requires
     return UnknownName(message, kind=kind, name=str(model_type), near=", ".join(near))
 
 
-ADVICE = "docs/model-families.md shows how to add one"
+ADVICE = "docs/model-families.md shows how to add a layout"
 MOST_NAMES = 12
 """Of so many families all are named."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -80,15 +81,28 @@ def named_refusals(folder: Path, kind: object) -> Iterator[None]:
     try:
         yield
     except Incompatible as error:
-        rule = f"model_type {kind!r} has no layout here, and cannot run through transformers: {error.message}; {ADVICE}"
+        rule = f"model_type {kind!r} cannot run through transformers: {error.message}; {ADVICE}"
         raise Incompatible(f"{folder}: {rule}", field="model_type") from error
 
 
 def empty_causal(folder: Path, config: Mapping[str, Any]) -> Any:
     """transformers' model of the config in a folder, without memory; raises as `load_causal` for the config."""
-    made, found = class_of(folder, config)
+    return _on_meta(folder, *class_of(folder, config))
+
+
+def _on_meta(folder: Path, made: Any, found: Any) -> Any:
     with torch.device("meta"), LibraryErrors(lambda said: CheckpointInvalid.of(folder, f"transformers says: {said}")):
         return found._from_config(made)  # noqa: SLF001 -- AutoModel's own way
+
+
+def _require_fitting(checkpoint: CheckpointFolder, made: Any, found: Any) -> None:
+    """Raise `CheckpointInvalid` for a config that describes far more than the tensors hold, before it takes memory."""
+    path, entries = checkpoint.path, checkpoint.tensors.entries
+    layers, stored = made.get_text_config().num_hidden_layers, sum(math.prod(entry.shape) for entry in entries.values())
+    size = 0 if layers > len(entries) else sum(each.numel() for each in _on_meta(path, made, found).parameters())
+    if layers > len(entries) or size > 2 * stored:
+        rule = f"its config has {layers} layers of {size} parameters, and its {len(entries)} tensors hold {stored}"
+        raise CheckpointInvalid.of(path, rule)
 
 
 def load_causal(
@@ -107,6 +121,7 @@ def load_causal(
         read |= {"state_dict": dict(plain.tensors)}
         for part in (made, made.get_text_config()):
             vars(part).pop(CONFIG_KEY, None)
+    _require_fitting(plain, made, found)
     with named_refusals(path, checkpoint.config.get("model_type")):
         source = path if plain is checkpoint else None
         with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"transformers says: {said}")):

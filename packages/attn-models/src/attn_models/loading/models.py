@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from attn_core import ModelFamily, installed
-from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_core.models import LanguageModel, NamedMechanisms
 from attn_core.states import dtype_name
 from attn_schema.decoder import DecoderConfig
 from attn_schema.device import AUTO
+from attn_schema.engine import ModelImpl
 from torch import nn
 
 from attn_models.adapters.base import Layout, StateDictAdapter, inexpressible, needed
@@ -29,7 +30,6 @@ from attn_models.adapters.registry import (
     installed_adapters,
     missing_packages,
     packages_of,
-    through_transformers,
     unknown_family,
 )
 from attn_models.adapters.state_dict import (
@@ -47,6 +47,7 @@ from attn_models.adapters.state_dict import (
 from attn_models.attention import layer_attentions
 from attn_models.decoder.decoder import Decoder
 from attn_models.device import resolve_device, resolve_dtype
+from attn_models.loading.route import goes_on, takes_route
 from attn_models.quantization.block_tensor import stays_in_blocks, widen_parameters
 from attn_models.quantization.kept import is_checked, keeping_weights, kept_folder
 from attn_models.quantization.quantize import (
@@ -68,9 +69,13 @@ PLACES = ("mechanism", "encoder", "decoder", "cross")
 log = logging.getLogger(__name__)
 
 
-def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
-    """The model in a checkpoint folder; raises `CheckpointInvalid` naming what is damaged or does not fit."""
-    model, layout, rebuild = described_model(checkpoint)
+Described = tuple[Any, Layout, Callable[[], Any]]
+
+
+def build_from(checkpoint: CheckpointFolder, described: Described, dtype: torch.dtype) -> Any:
+    """The model in a checkpoint folder, `described` by `described_model`; raises `CheckpointInvalid` naming what is
+    damaged or does not fit."""
+    model, layout, rebuild = described
     load_parameters(model, read_parameters(checkpoint, layout, saved_parameters(model), dtype))
     if type(model) is Decoder:
         _compute_constants(model, model.config, checkpoint.tensors.device)
@@ -79,20 +84,22 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     return model
 
 
-def described_model(checkpoint: CheckpointFolder) -> tuple[Any, Layout, Callable[[], Any]]:
+def described_model(checkpoint: CheckpointFolder) -> Described:
     """The model that the config of a folder describes, without memory, the layout of its tensors, and a function that
     builds another; raises the errors of `load_model` for the config."""
-    kind = checkpoint.config.get("model_type")
-    layout: Layout = NativeAdapter()
-    if kind in LAYOUTS:
-        family, config = _family_and_config(checkpoint)
-        build = family.build
-    else:
-        adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
-        config = _configured(checkpoint, adapter)
-        build, layout = adapter.build, adapter.layout(config)
+    config, build, layout = _config_and_build(checkpoint)
     with init_empty_weights():
         return build(config), layout, partial(build, config)
+
+
+def _config_and_build(checkpoint: CheckpointFolder) -> tuple[Any, Callable[[Any], Any], Layout]:
+    kind = checkpoint.config.get("model_type")
+    if kind in LAYOUTS:
+        family, config = _family_and_config(checkpoint)
+        return config, family.build, NativeAdapter()
+    adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
+    config = _configured(checkpoint, adapter)
+    return config, adapter.build, adapter.layout(config)
 
 
 def _family_and_config(checkpoint: CheckpointFolder) -> tuple[ModelFamily, Any]:
@@ -123,41 +130,28 @@ def family_and_config(described: Mapping[str, Any]) -> tuple[ModelFamily, Any]:
 
 def config_of(folder: Path) -> Any:
     """The config of the model in a folder, without reading its weights; raises the errors of `load_model` for these."""
-    return _config_and_build(folder)[0]
+    return _config_and_build(read_folder(folder, verify="sizes"))[0]
 
 
 def fresh_model(folder: Path) -> Any:
     """A new model with the config of the one in a folder and random weights; raises the errors of `config_of`."""
-    config, build = _config_and_build(folder)
+    config, build, _ = _config_and_build(read_folder(folder, verify="sizes"))
     return build(config)
 
 
 def empty_model(folder: Path) -> Any:
     """A model with the config of the one in a folder and its weights on the meta device; raises as `config_of`."""
-    config, build = _config_and_build(folder)
-    with init_empty_weights():
-        return build(config)
-
-
-def _config_and_build(folder: Path) -> tuple[Any, Callable[[Any], Any]]:
-    checkpoint = read_folder(folder, verify="sizes")
-    kind = checkpoint.config.get("model_type")
-    if kind not in LAYOUTS:
-        adapter = decoder_adapter(kind, checkpoint.config.get("requires"))
-        return _configured(checkpoint, adapter), adapter.build
-    family, found = _family_and_config(checkpoint)
-    return found, family.build
+    return described_model(read_folder(folder, verify="sizes"))[0]
 
 
 def _family_named(name: str, requires: object) -> ModelFamily:
     """The installed family `name`; raises `UnknownName`, with the package to install if `requires` names one."""
+    known = installed().models
     try:
-        found: ModelFamily = installed().models.get(name)
+        return known.get(name)
     except UnknownName as error:
-        if missing_packages(requires):
-            raise unknown_family("family", name, installed().models.names(), requires) from error
-        raise
-    return found
+        named = unknown_family("family", name, known.names(), requires) if missing_packages(requires) else error
+        raise named from error
 
 
 def hf_config_of(model: Any) -> dict[str, Any]:
@@ -256,6 +250,7 @@ def load_model(
     verify: Verify = "hashes",
     quantization: str | None = None,
     prepare: Callable[[Any], object] | None = None,
+    model_impl: ModelImpl = "auto",
 ) -> LoadedModel:
     """The model in a checkpoint folder or a GGUF file, on `device`, in evaluation mode, its weights as `dtype`.
 
@@ -272,6 +267,8 @@ def load_model(
     the same input, and keeps stored blocks, FP8 included, if a kernel multiplies them in `dtype` (see
     `join_projections`). None means `none`.
 
+    `model_impl` says who builds it: its layout here (`native`), `transformers`, or (`auto`) it where no layout can.
+
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming tensors that
     are missing, extra or misshaped; `UnknownName` for an unknown layout or mechanism; `InvalidValue` for a device that
     is not available, and a dtype or `quantization` that it does not support; `OutOfCapacity` if its memory is too
@@ -284,22 +281,26 @@ def load_model(
     require_quantization(quantization, place.type)
     path = folder_at(folder)
     kept = kept_folder(path) if prepare is None and place.type == "cpu" else None
-    checkpoint = read_folder(path, verify=verify, nonfinite="allow" if is_checked(kept) else "refuse", device=place)
+    files = read_folder(path, verify=verify, nonfinite="allow" if is_checked(kept) else "refuse", device=place)
     if place.type == "cpu":
-        warn_of_memory(checkpoint.path)
-    if through_transformers(checkpoint.config):
-        from attn_models.hf.loading import load_through_transformers
-
-        model, count = load_through_transformers(checkpoint, name, quantization, prepare)
-        return _loaded(checkpoint, model, count, _tokenizer(checkpoint, model))
+        warn_of_memory(files.path)
+    through = partial(_through_transformers, files, name, quantization, prepare)
+    if takes_route(files.config, model_impl):
+        return through()
     in_blocks = prepare is None and stays_in_blocks(quantization, name, place.type)
-    checkpoint = with_plain_weights(checkpoint, in_blocks=in_blocks)
+    checkpoint = with_plain_weights(files, in_blocks=in_blocks)
+    try:
+        described = described_model(checkpoint)
+    except (CheckpointInvalid, Incompatible) as refusal:
+        with goes_on(files, refusal, model_impl) as why:
+            log.warning("%s: transformers builds it, as %s", path, why)
+            return through()
     joined = quantization == "auto" and place.type == "cuda"
     if quantization == "none" or (quantization == "auto" and (name != "float32" or place.type != "cpu")):
         quantization = None
     # Packing reads each weight once, from the file and in its stored dtype.
     read_as = getattr(torch, name) if quantization is None else stored_type(checkpoint)
-    model = build_from(checkpoint, read_as)
+    model = build_from(checkpoint, described, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
     if prepare is not None:
         prepare(model)
@@ -315,6 +316,15 @@ def load_model(
             join_projections(model, read_as)
         widen_parameters(model, getattr(torch, name))
     return _loaded(checkpoint, model, count, tokenizer.result())
+
+
+def _through_transformers(
+    checkpoint: CheckpointFolder, dtype: str, quantization: str | None, prepare: Callable[[Any], object] | None
+) -> LoadedModel:
+    from attn_models.hf.loading import load_through_transformers
+
+    model, count = load_through_transformers(checkpoint, dtype, quantization, prepare)
+    return _loaded(checkpoint, model, count, _tokenizer(checkpoint, model))
 
 
 def _tokenizer(checkpoint: CheckpointFolder, model: Any) -> Tokenizer | None:
@@ -372,9 +382,7 @@ def in_layout(model: Any, layout: str | None = None) -> tuple[dict[str, Any], di
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     own, parameters = type(model) is Decoder, saved_parameters(model)
     if not own and type(model.config) is DecoderConfig:
-        rule = (
-            "its folder would be read as a Decoder; its layout needs a `Config` of its own, a subclass of DecoderConfig"
-        )
+        rule = "its folder would be read as a Decoder; its layout needs a subclass of DecoderConfig as its `Config`"
         raise Incompatible(f"a {type(model).__name__} with a DecoderConfig cannot be saved: {rule}")
     if layout is None and not own and installed_family_of(model.config) is not None:
         described, tensors = hf_config_of(model), parameters
@@ -482,10 +490,8 @@ def load_draft(folder: Path, served: LoadedModel, dtype: str = AUTO, quantizatio
         raise Incompatible(f"draft {folder}: it has an encoder; a draft must be a decoder without one", field="draft")
     theirs, ours = draft.tokenizer, served.tokenizer
     if theirs is None or ours is None or draft.model.vocab_size != served.model.vocab_size:
-        sizes = draft.model.vocab_size, served.model.vocab_size
-        raise Incompatible(
-            f"draft {folder}: its vocabulary has {sizes[0]} tokens, that of the model {sizes[1]}", field="draft"
-        )
+        rule = f"its vocabulary has {draft.model.vocab_size} tokens, that of the model {served.model.vocab_size}"
+        raise Incompatible(f"draft {folder}: {rule}", field="draft")
     for token in range(min(theirs.vocab_size, ours.vocab_size)):
         if theirs.token_bytes(token) != ours.token_bytes(token):
             raise Incompatible(f"draft {folder}: token {token} differs from that of the model", field="draft")

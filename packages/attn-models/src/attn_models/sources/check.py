@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_core.errors import AttnError, CheckpointInvalid, Unauthenticated, Unavailable
+from attn_core.errors import AttnError, CheckpointInvalid, Incompatible, Unauthenticated, Unavailable
 from attn_core.states import state_bytes
 
 from attn_models.sources import hub
@@ -163,24 +163,22 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
     """Fill in what config and headers say."""
     from attn_models.adapters.registry import through_transformers
     from attn_models.adapters.state_dict import require_fitting_tensors, saved_parameters
+    from attn_models.loading.route import goes_on
     from attn_models.weights.quantized_tensors import with_plain_weights
 
     kind = checkpoint.config.get("family") or checkpoint.config.get("model_type")
     checked.family = str(kind).rpartition("/")[2]
     checked.weight_bytes = sum(entry.nbytes for entry in checkpoint.tensors.entries.values())
     if through_transformers(checkpoint.config):
-        from attn_models.hf.causal import context_of
-        from attn_models.hf.loading import empty_causal
-
-        model = empty_causal(checkpoint.path, checkpoint.config)
-        checked.route = f"through transformers ({type(model).__name__}); its steps are compared when it is loaded"
-        if getattr(model.config, "vision_config", None) is not None:
-            checked.route += "; of text alone: images are refused"
-        checked.max_seq_len = context_of(model.config)
-        _count(checked, model, decodes=True)
+        _describe_through_transformers(checked, checkpoint)
         return
     plain = with_plain_weights(checkpoint)
-    model, layout = _described(plain)
+    try:
+        model, layout = _described(plain)
+    except (CheckpointInvalid, Incompatible) as refusal:
+        with goes_on(checkpoint, refusal) as why:
+            _describe_through_transformers(checked, checkpoint, f", as {why}")
+        return
     require_fitting_tensors(plain, layout, saved_parameters(model))
     checked.route = "by its own layout"
     checked.max_seq_len = int(getattr(model, "max_seq_len", 0))
@@ -188,6 +186,19 @@ def _describe(checked: ModelCheck, checkpoint: CheckpointFolder) -> None:
     if hasattr(model, "state_specs"):
         states = model.state_specs().values()
         checked.cache_bytes = sum(state_bytes(specs, tokens=CACHED, dtype="bfloat16") for specs in states)
+
+
+def _describe_through_transformers(checked: ModelCheck, checkpoint: CheckpointFolder, why: str = "") -> None:
+    """Fill in what transformers' class says; `why` it builds a model of a family that has a layout."""
+    from attn_models.hf.causal import context_of
+    from attn_models.hf.loading import empty_causal
+
+    model = empty_causal(checkpoint.path, checkpoint.config)
+    checked.route = f"through transformers ({type(model).__name__}){why}; its steps are compared when it is loaded"
+    if getattr(model.config, "vision_config", None) is not None:
+        checked.route += "; of text alone: images are refused"
+    checked.max_seq_len = context_of(model.config)
+    _count(checked, model, decodes=True)
 
 
 def _described(checkpoint: CheckpointFolder) -> tuple[Any, Any]:
