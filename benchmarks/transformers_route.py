@@ -12,7 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
@@ -29,8 +28,7 @@ REQUESTS, PROMPT, NEW = 16, 64, 48
 
 
 def by_route(folder: Path) -> LoadedModel:
-    with mock.patch("attn_models.loading.models.through_transformers", return_value=True):
-        return load_model(folder, quantization="auto")
+    return load_model(folder, quantization="auto", model_impl="transformers")
 
 
 def rate(loaded: LoadedModel) -> float:
