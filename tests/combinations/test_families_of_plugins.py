@@ -273,6 +273,10 @@ def peer(request):
     return drawn(transformers.AutoConfig.for_model(family, **TINY[family][name]))
 
 
+NEAR = {"qwen3_5_moe_text": 2e-4}
+"""Where float32 differs more by chip: recurrences before routers."""
+
+
 def test_logits_are_those_of_transformers_whole_in_steps_and_padded(peer, tmp_path):
     peer.save_pretrained(tmp_path)
     model = load_model(tmp_path).model
@@ -284,9 +288,10 @@ def test_logits_are_those_of_transformers_whole_in_steps_and_padded(peer, tmp_pa
         theirs = peer(tokens, attention_mask=keep).logits
         for row, prompt in enumerate(prompts):
             expected = theirs[row, : len(prompt)]
-            torch.testing.assert_close(model(prompt[None])[0], expected, rtol=1e-4, atol=2e-5)
+            near = {"rtol": 1e-4, "atol": NEAR.get(peer.config.model_type, 2e-5)}
+            torch.testing.assert_close(model(prompt[None])[0], expected, **near)
             sizes = [1] * len(prompt) if row else [6, 9, 1, 1, 1, 1, 1]
-            torch.testing.assert_close(stepped_logits(model, prompt, sizes), expected, rtol=1e-4, atol=2e-5)
+            torch.testing.assert_close(stepped_logits(model, prompt, sizes), expected, **near)
 
 
 def test_transformers_reads_what_is_written_in_its_layout(peer, tmp_path):

@@ -19,7 +19,7 @@ from attn_core.errors import AttnError, DeadlineExceeded, InvalidValue, OutOfCap
 from attn_engine.client import EmbedTask, EngineClient, TextTask
 from attn_engine.in_process import InProcess
 from attn_models.weights.manifest import fingerprint
-from attn_schema import AttentionMapsRequest, EngineConfig, ModelState, Prompt, SamplingParams, ScoringParams
+from attn_schema import AttentionMapsRequest, EngineConfig, ModelState, Prompt, SamplingParams, ScoringParams, resuming
 from attn_serve import child_process, replica_client
 from attn_serve.child_process import ChildProcess
 from attn_serve.placement import GpuShares, fits_here
@@ -187,6 +187,8 @@ async def test_the_streams_of_a_killed_engine_go_on_when_it_is_back(home: Path) 
 
 async def test_six_killed_children_lose_none_of_16_mixed_streams(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "DEATHS_SECONDS", 0.0)
+    # A slow chip computes no token of some streams before their engine is killed again.
+    monkeypatch.setattr(resuming, "MAX_BREAKS", 10)
     engine = far_engine(home / "models" / "tiny")
     await engine.start()
     wanted = {name: (await outcome(engine, task)).said for name, task in mixed_tasks().items()}

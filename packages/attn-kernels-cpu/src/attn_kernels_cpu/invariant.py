@@ -170,12 +170,16 @@ def _variance_mean(
 
 def _softmax(rows: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: FBT001
     wide = rows.float()
+    if not wide.numel():
+        return wide if half_to_float else rows.clone()
     weights = torch.exp(wide - wide.amax(dim, keepdim=True))
     return (weights / _total(weights, dim, keepdim=True)).to(torch.float32 if half_to_float else rows.dtype)
 
 
 def _log_softmax(rows: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: FBT001
     wide = rows.float()
+    if not wide.numel():
+        return wide if half_to_float else rows.clone()
     below = wide - wide.amax(dim, keepdim=True)
     return (below - _total(below.exp(), dim, keepdim=True).log()).to(torch.float32 if half_to_float else rows.dtype)
 
@@ -314,11 +318,12 @@ detach lift_fresh fill zero cat stack index index_select index_put _index_put_im
 constant_pad_nd repeat roll flip tril triu argsort amax amin max min aminmax argmax argmin any all cumsum cummax
 logcumsumexp nonzero unique_consecutive bincount nll_loss_forward _local_scalar_dense is_same_size searchsorted
 bucketize equal index_copy _unsafe_view index_fill masked_scatter slice_scatter select_scatter scatter_add index_add
+diag_embed linalg_cholesky_ex _cholesky_solve_helper cholesky_solve _linalg_check_errors
 _assert_async
 """
 EXACT = frozenset((_EXACT_OF_ELEMENTS + _EXACT_IN_ORDER).split())
 """Names of operations of PyTorch that compute each element by the same instructions wherever it is, and of those that
-move, choose or order elements, or add them up from the first on."""
+move, choose or order elements, add them up from the first on, or solve each matrix of a batch by a call of LAPACK."""
 
 _COMPOSED = """
 view reshape transpose permute t expand expand_as view_as unsqueeze squeeze flatten unflatten split chunk unbind narrow

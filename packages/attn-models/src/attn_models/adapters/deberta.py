@@ -98,7 +98,8 @@ class DebertaV2Adapter(BertAdapter):
         given = values.get("pos_att_type") or []
         terms = [term.strip() for term in given.lower().split("|")] if isinstance(given, str) else given
         relative = bool(values.get("relative_attention", False))
-        if not isinstance(terms, list) or not set(terms) <= set(TERMS.values()) or bool(terms) != relative:
+        known = isinstance(terms, list) and all(term in TERMS.values() for term in terms)
+        if not known or bool(terms) != relative:
             allowed = "'p2c', 'c2p' or 'p2c|c2p' with relative_attention, none without"
             raise InvalidValue.of("pos_att_type", given, allowed)
         if not relative:

@@ -256,18 +256,16 @@ def load_model(
 
     Names of devices and dtypes are those of `resolve_device` and `resolve_dtype`: `auto` is bfloat16 on a CUDA device
     that supports it, else float32. On the CPU, weights that already have that dtype stay in the file and are paged in
-    when they are used; other devices receive them tensor by tensor. They equal those in the file bit for bit. Outputs
-    agree with those of the saved model up to rounding, as matrix product libraries choose their loops by the addresses
-    of tensors. `verify` says how the folder is checked against its manifest, if it has one. `prepare` is called with
-    the model before its weights are packed, to change it in place; with it no weights stay in stored blocks.
+    when they are used; other devices receive them tensor by tensor. They equal those in the file bit for bit, outputs
+    those of the saved model up to rounding, as products depend on the addresses of tensors. `verify` says how the
+    folder is checked against its manifest, if it has one. `prepare` is called with the model before its weights are
+    packed, to change it in place; with it no weights stay in stored blocks.
 
     `quantization`, one of `attn_core.kernels.linear.QUANTIZATIONS`, packs the weights of linear layers for serving;
     everything else is computed in `dtype` (see `quantize_model`). `auto` on a CPU packs a float32 model in the format
     in which its weights are stored, blocks included (see `prepack_model`). On a CUDA device it joins layers that read
     the same input, and keeps stored blocks, FP8 included, if a kernel multiplies them in `dtype` (see
-    `join_projections`). None means `none`.
-
-    `model_impl` says who builds it: its layout here (`native`), `transformers`, or (`auto`) it where no layout can.
+    `join_projections`). None means `none`. `model_impl`: `native` layouts, `transformers`, or it where no layout can.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming tensors that
     are missing, extra or misshaped; `UnknownName` for an unknown layout or mechanism; `InvalidValue` for a device that
@@ -275,8 +273,7 @@ def load_model(
     small; with `quantization`, the errors of `quantize_model`; for a GGUF file, those of `folder_of_gguf`.
     """
     place = resolve_device(device)
-    name = dtype_name(resolve_dtype(dtype, place))
-    if name not in FLOATS:
+    if (name := dtype_name(resolve_dtype(dtype, place))) not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     require_quantization(quantization, place.type)
     path = folder_at(folder)

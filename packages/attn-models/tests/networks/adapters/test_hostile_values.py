@@ -55,6 +55,8 @@ OWN = {
         "vocab_size": 61,
         "max_position_embeddings": 64,
     },
+    "deberta-v2": SIZES,
+    "siglip": {"text_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "gptj": GPT2 | {"vocab_size": 61, "rotary_dim": 4},
     "mamba2": {
         "hidden_size": 32,

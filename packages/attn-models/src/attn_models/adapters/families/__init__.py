@@ -2,7 +2,6 @@
 
 from attn_models.adapters.families.bloom import BloomAdapter
 from attn_models.adapters.families.cohere import Cohere2Adapter, CohereAdapter
-from attn_models.adapters.families.exaone4 import Exaone4Adapter
 from attn_models.adapters.families.falcon import FalconAdapter
 from attn_models.adapters.families.gemma import Gemma2Adapter, Gemma3Adapter
 from attn_models.adapters.families.glm import Glm4Adapter, GlmAdapter
@@ -14,6 +13,7 @@ from attn_models.adapters.families.granite import GraniteAdapter
 from attn_models.adapters.families.llama4 import Llama4Adapter
 from attn_models.adapters.families.llama_relatives import (
     Ernie45Adapter,
+    Exaone4Adapter,
     HeliumAdapter,
     MinistralAdapter,
     SeedOssAdapter,

@@ -1,4 +1,4 @@
-"""Decoders that differ from Llama in biases, windows and in which elements of a head form a rotary pair."""
+"""Decoders that differ from Llama in biases, norms, windows and in which elements of a head form a rotary pair."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_models.adapters.base import FULL, SLIDING, required_count
-from attn_models.adapters.family import LLAMA_FIELDS, FamilyAdapter, listed_kinds
+from attn_models.adapters.family import (
+    LLAMA_FIELDS,
+    LLAMA_NAMES,
+    NORMS_AFTER,
+    QK_NORM,
+    FamilyAdapter,
+    listed_kinds,
+    periodic_kinds,
+)
 
 
 class SeedOssAdapter(FamilyAdapter):
@@ -73,3 +81,24 @@ class MinistralAdapter(FamilyAdapter):
         usual = FULL if values.get("sliding_window") is None else SLIDING
         kinds = listed_kinds(values, [usual] * required_count(values, "num_hidden_layers"))
         return self.kind_options(values, kinds[layer])
+
+
+class Exaone4Adapter(FamilyAdapter):
+    """Norms after sublayers and of queries and keys; where there are windows, the other layers have no positions
+    (LG AI Research 2025, arXiv 2507.11407)."""
+
+    model_type = "exaone4"
+    architecture = "Exaone4ForCausalLM"
+    fields = LLAMA_FIELDS
+    fixed = {"norm": "rms", "norm_place": "after", "positions": "rotary"}
+    defaults = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "sliding_window": 4096}
+    reads = frozenset({"layer_types", "sliding_window_pattern"})
+    names = LLAMA_NAMES | QK_NORM | NORMS_AFTER
+
+    def layer_options(self, values: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        """The norm of queries and keys, and a window or no positions."""
+        window = values.get("sliding_window")
+        period = 1 if window is None else required_count(values, "sliding_window_pattern", 4)
+        kind = periodic_kinds(values, period)[layer]
+        options = {"norm_eps": values["rms_norm_eps"]} | self.kind_options(values, kind)
+        return options if window is None or kind == SLIDING else options | {"rotary": None}
