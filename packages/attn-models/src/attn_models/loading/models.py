@@ -284,8 +284,7 @@ def load_model(
     through = partial(_through_transformers, files, name, quantization, prepare)
     if takes_route(files.config, model_impl):
         return through()
-    in_blocks = prepare is None and stays_in_blocks(quantization, name, place.type)
-    checkpoint = with_plain_weights(files, in_blocks=in_blocks)
+    checkpoint = with_plain_weights(files, in_blocks=not prepare and stays_in_blocks(quantization, name, place.type))
     try:
         described = described_model(checkpoint)
     except (CheckpointInvalid, Incompatible) as refusal:
