@@ -15,11 +15,12 @@ FREE_TEXT = {
     DataConfig: {"columns", "languages"},
     TrainingConfig: {"device"},
     LoraConfig: {"lora_target_modules", "rank_pattern", "alpha_pattern", "modules_to_save"},
-    OnPolicyConfig: {"reward_funcs"},
+    OnPolicyConfig: {"reward_funcs", "rollout_server", "rollout_model"},
     EngineConfig: {"device", "dtype", "kernel", "kv_cache", "fingerprint"},
     PrepareConfig: {"columns", "validation"},
 }
-"""Fields whose text is compared with words, has a form that is checked, or is read by the user's own command only."""
+"""Fields whose text is compared with words, has a form that is checked, is read by the user's own command only, or
+names what an administrator's other server has."""
 
 
 def nouns_in(noun: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
