@@ -31,8 +31,8 @@ OPTIONS = {
 """What brings out a mechanism's character in so few tokens."""
 
 
-BEFORE = {"dependency_depth"}
-"""Those that change the inputs before the spec is computed over them; `positions/test_placed.py` has their loops."""
+BESIDES = {"dependency_depth", "disentangled"}
+"""Those that change inputs or add to scores beside the spec; tests of their own in `positions` have their loops."""
 
 
 def declared():
@@ -42,7 +42,7 @@ def declared():
         mechanism = found.get(name)
         config = configure(mechanism, hidden_size=WIDTH, num_heads=HEADS, causal=mechanism.can(Capability.CAUSAL))
         spec = mechanism.spec(config) if found.owner(name) == "attn-variants" else None
-        if spec is not None and mechanism.inner(config) is None and name not in BEFORE:
+        if spec is not None and mechanism.inner(config) is None and name not in BESIDES:
             yield name
 
 

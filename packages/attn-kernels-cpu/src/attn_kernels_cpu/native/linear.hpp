@@ -120,6 +120,7 @@ static int share_of(int panels, int parts, int threads) {
 
 template <class Tiles>
 static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into to, int threads) {
+  if (rows < 1) return;
   const int most = std::max(TOGETHER, Tiles::NEAR / (l.inputs * Tiles::BYTES));
   const int parts = (rows + most - 1) / most, many = ((rows + parts - 1) / parts + TOGETHER - 1) / TOGETHER * TOGETHER;
   int panels = (l.outputs + 15) / 16;
