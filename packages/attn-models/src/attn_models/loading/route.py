@@ -13,6 +13,7 @@ from attn_schema.engine import ModelImpl
 from attn_models.adapters.base import StateDictAdapter
 from attn_models.adapters.registry import causal_class, installed_adapters, through_transformers
 from attn_models.encoder_decoder.config import EncoderDecoderConfig
+from attn_models.vision_language.config import VisionDecoderConfig
 from attn_models.weights import CheckpointFolder
 
 DIFFERS = {("falcon", "alibi")}
@@ -56,10 +57,15 @@ def goes_on(checkpoint: CheckpointFolder, refusal: AttnError, model_impl: ModelI
 def _reads(checkpoint: CheckpointFolder, refusal: AttnError) -> bool:
     """Whether an installed transformers has a causal model for a folder, and reads the field that was refused.
 
-    Other names of its fields are not read: they are refused only where two of them contradict each other.
+    Layouts that see images check more than texts need. Other names of its fields are not read: they are refused only
+    where two of them contradict each other.
     """
     own = installed_adapters(StateDictAdapter).get(checkpoint.config["model_type"])  # type: ignore[type-abstract]
-    if own is None or issubclass(own.Config, EncoderDecoderConfig) or find_spec("transformers") is None:
+    if (
+        own is None
+        or issubclass(own.Config, EncoderDecoderConfig | VisionDecoderConfig)
+        or find_spec("transformers") is None
+    ):
         return False
     cause, field = refusal.__cause__ or refusal, refusal.metadata.get("field", "").partition(".")[0]
     if (own.model_type, field) in DIFFERS or not isinstance(cause, InvalidValue | Incompatible):
