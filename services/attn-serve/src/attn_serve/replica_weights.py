@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from attn_core.errors import AttnError, Incompatible, WrongState
+from attn_core.errors import AttnError, Incompatible, WrongState, cleaning_up
 from attn_engine.client import EngineLost
 from attn_engine.host.weights import StagedWeights
 
@@ -59,7 +59,8 @@ class ReplicaWeights:
             try:
                 await _all(_open(replica, staged) for replica in ready)
             except AttnError:
-                await _all(replica.call("drop_staged") for replica in ready)
+                with cleaning_up("weights that not all replicas could load"):
+                    await _all(replica.call("drop_staged") for replica in ready)
                 raise
             self._current = staged
             self.version += 1
@@ -78,7 +79,8 @@ class ReplicaWeights:
             try:
                 await _all(replica.call("wake_up") for replica in replicas)
             except AttnError:
-                await _all(replica.call("sleep", 0.0) for replica in replicas)
+                with cleaning_up("replicas of which not all could wake up"):
+                    await _all(replica.call("sleep", 0.0) for replica in replicas)
                 raise
             self._asleep = False
 

@@ -357,7 +357,7 @@ class Trainer:
         self._throughput.seconds += seconds
         if measured:
             values |= self._speed() | metrics_of(self._task)
-            self._divergence.measured(values["loss"], norm.item(), self.step, last=last)
+            self._divergence.measured(values["loss"], values["gradient_norm"], self.step, last=last)
         if last or self.step % self.config.evaluation.eval_steps == 0:
             values |= self._validation_losses(report)
         if last or self._best.waited_enough:

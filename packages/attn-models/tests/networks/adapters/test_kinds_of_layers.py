@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from attn_core.errors import UserError
-from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.hf_config import adapter_config
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.attention import layer_attentions
 from attn_testing.config_changes import changes
@@ -22,9 +22,7 @@ COUNTS = ("num_hidden_layers", "n_layer", "n_layers")
 def kinds_of(family, values):
     """What distinguishes the layers of a config.json from each other: the parts of their attention, without numbers,
     and whether they have experts. Raises `UserError` where it is refused."""
-    adapter = decoder_adapter(family)
-    check_unread_keys(values, adapter.known_keys, Path("config.json"))
-    config = adapter.from_hf_config(values)
+    config = adapter_config(decoder_adapter(family), values, Path("config.json"))
     found = set()
     for layer, attention in enumerate(layer_attentions(config)):
         spec = attention.mechanism.spec(attention.config)

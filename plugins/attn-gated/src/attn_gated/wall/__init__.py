@@ -22,12 +22,10 @@ from attn_core import (
     hookimpl,
 )
 from attn_core.checks import require_flag, require_number
+from attn_core.decays import TILE
 
 if TYPE_CHECKING:
     from attn_gated.wall.decay import ChannelGates
-
-TILE = 64
-"""The number of queries that are computed at once, pairwise among themselves."""
 
 
 class Wall(DeclaredMechanism):

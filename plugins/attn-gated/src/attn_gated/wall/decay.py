@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention
-from attn_core.decays import decayed_pairs
+from attn_core.decays import TILE, decayed_pairs
 from attn_core.kernels.base import batch_invariant
 from attn_core.masking import allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
-
-from attn_gated.wall import TILE
 
 
 class Parts(NamedTuple):

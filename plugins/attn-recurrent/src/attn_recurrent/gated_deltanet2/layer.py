@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attn_core.masking import wide
 from torch import Tensor, nn
@@ -9,7 +11,6 @@ from torch.nn.functional import softplus
 
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
 from attn_recurrent.gated_deltanet.rule import Writes
-from attn_recurrent.gated_deltanet2 import GatedDelta2Config
 from attn_recurrent.sequences import by_heads
 
 RATES = (1.0, 16.0)
@@ -26,7 +27,7 @@ class GatedDelta2Layer(GatedDeltaLayer):
 
     gating = staticmethod(torch.sigmoid)
 
-    def __init__(self, config: GatedDelta2Config) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
         rank, width = config.inner_size, config.hidden_size
 

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from attn_client import AsyncClient, ClientSettings
 from attn_core.errors import AttnError, Unavailable
 from attn_models.loading.models import in_layout
 from attn_models.tokenizers import Tokenizer
@@ -28,6 +27,9 @@ from attn_train.collectives import all_gather_texts, require_no_failure
 from attn_train.process_group import Group
 from attn_train.tasks.base import OnBatch
 from attn_train.tasks.on_policy import Completion, Sampler, sampled, sampling_params
+
+if TYPE_CHECKING:
+    from attn_client import AsyncClient, ClientSettings
 
 CONCURRENT = 64
 """Prompts that are sampled from at once on a server."""
@@ -118,6 +120,8 @@ async def _asked(
 ) -> list[Completion]:
     """Give the weights in a safetensors file to the server, then ask it for completions."""
     on_policy, room = config.on_policy, asyncio.Semaphore(CONCURRENT)
+    from attn_client import AsyncClient  # gRPC, which no other job needs
+
     async with AsyncClient(connection(on_policy.rollout_server)) as client:
 
         async def completed(number: int, ids: Sequence[int]) -> list[Completion]:
@@ -154,6 +158,8 @@ async def _hand_over(client: AsyncClient, model: str, file: bytes, on_batch: OnB
 def connection(address: str) -> ClientSettings:
     """Return how workers connect to a server: with the files of `ATTN_TOKEN_FILE` and `ATTN_TLS_CA`, if set."""
     token, authority = (os.environ.get(name) for name in ("ATTN_TOKEN_FILE", "ATTN_TLS_CA"))
+    from attn_client import ClientSettings
+
     return ClientSettings.of(
         ConnectionOptions(
             address=address,
