@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec
@@ -16,9 +16,6 @@ from attn_variants.attention.projections import by_heads, fresh_linear
 from attn_variants.compute import plain
 from attn_variants.scores import scale_of
 from attn_variants.tensor_masks import TensorBias
-
-if TYPE_CHECKING:
-    from attn_variants.mechanisms.disentangled import DisentangledAttention
 
 
 class PositionVectors(nn.Module):
@@ -46,7 +43,7 @@ class DisentangledLayer(SpecLayer):
     own_positions = True
     computes_itself = True
 
-    def __init__(self, spec: AttentionSpec, options: DisentangledAttention.Config) -> None:
+    def __init__(self, spec: AttentionSpec, options: Any) -> None:
         width, bias = options.hidden_size, options.bias
         super().__init__(spec, hidden_size=width, bias=bias, dropout=options.dropout)
         heads, vectors = spec.heads, 2 * options.span

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec
@@ -13,9 +13,6 @@ from attn_sparse.dsa.indexer import Indexer
 from attn_sparse.dsa.selection import Memory, SelectedTokens
 from attn_sparse.sparse_mla.pools import PooledMemory
 
-if TYPE_CHECKING:
-    from attn_sparse.qsa import QsaConfig
-
 
 class MeanIndexer(Indexer):
     """The indexer of `dsa`, whose heads have no weights, and whose keys are normalised after a mean over each block.
@@ -23,7 +20,7 @@ class MeanIndexer(Indexer):
     Learned: `query`, `key` (`nn.Linear` without bias), `query_norm` and `norm` (`nn.RMSNorm`).
     """
 
-    def __init__(self, options: QsaConfig) -> None:
+    def __init__(self, options: Any) -> None:
         super().__init__(options)
         size, self.block = options.index_size, options.block
         self.query_norm, self.norm = (nn.RMSNorm(size, eps=options.norm_eps) for _ in range(2))
@@ -65,7 +62,7 @@ class SelectedMeans(SelectedTokens):
 
     indexer: MeanIndexer
 
-    def __init__(self, spec: AttentionSpec, options: QsaConfig) -> None:
+    def __init__(self, spec: AttentionSpec, options: Any) -> None:
         super().__init__(spec, options)
         self.indexer = MeanIndexer(options)
         self.gate = nn.Linear(options.hidden_size, spec.heads.query * spec.heads.value_size, bias=options.bias)
