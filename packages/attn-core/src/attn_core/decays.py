@@ -11,10 +11,6 @@ else:
     Tensor = Any
 
 
-TILE = 64
-"""The tokens whose decayed products are computed at once."""
-
-
 def decayed_pairs(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
     """The result of `by_halves`; in compiled code without its rounds, which are those of one number of tokens."""
     torch: Any = sys.modules["torch"]  # loaded by the caller; the contract itself needs no tensor library

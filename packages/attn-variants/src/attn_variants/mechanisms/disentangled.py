@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import (
@@ -17,11 +16,10 @@ from attn_core import (
     Shape,
     Step,
 )
-from attn_core.checks import require_flag, require_number, require_whole
-from attn_core.errors import InvalidValue
 from attn_core.scores import ScaledDot
 
 from attn_variants.mechanisms.common import ENCODER, self_attention
+from attn_variants.mechanisms.disentangled_options import DisentangledConfig
 
 
 class DisentangledAttention(DeclaredMechanism):
@@ -48,46 +46,7 @@ class DisentangledAttention(DeclaredMechanism):
     sketch: ClassVar = {"buckets": 4, "max_distance": 8}
     capabilities = ENCODER - {Capability.ROTARY}
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config(MechanismConfig):
-        """There are 2 `buckets` vectors: distances of each direction have one each up to half of the buckets, then
-        share them in ranges that grow up to `max_distance`; without `buckets`, all distances below that have one each.
-
-        `query_positions` and `key_positions` say whether queries, and keys, are multiplied by positions; with
-        `separate`, these have projections of their own. With `norm_eps`, vectors are normalised (layer norm).
-        """
-
-        buckets: int | None = 256
-        max_distance: int = 512
-        query_positions: bool = True
-        key_positions: bool = True
-        separate: bool = False
-        norm_eps: float | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("buckets", self.buckets, ge=4, unit="buckets", optional=True)
-            require_whole("max_distance", self.max_distance, ge=1, unit="positions")
-            for name in ("query_positions", "key_positions", "separate"):
-                require_flag(name, getattr(self, name))
-            if self.norm_eps is not None:
-                require_number("norm_eps", self.norm_eps, ge=0)
-            if not (self.query_positions or self.key_positions):
-                raise InvalidValue.of("key_positions", self.key_positions, "True where query_positions is False")
-            if self.buckets is not None and self.max_distance <= self.buckets // 2 + 1:
-                allowed = f"more than {self.buckets // 2 + 1}, half of the buckets and one"
-                raise InvalidValue.of("max_distance", self.max_distance, allowed)
-
-        @property
-        def span(self) -> int:
-            """The number of vectors of each direction."""
-            return self.buckets or self.max_distance
-
-        @property
-        def products(self) -> int:
-            """The number of products that a score sums."""
-            return 1 + self.query_positions + self.key_positions
-
+    Config = DisentangledConfig
     drops_weights = True
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:

@@ -14,6 +14,7 @@ from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.attention.layer import SpecLayer
 from attn_variants.attention.projections import by_heads, fresh_linear
 from attn_variants.compute import plain
+from attn_variants.mechanisms.disentangled_options import DisentangledConfig
 from attn_variants.scores import scale_of
 from attn_variants.tensor_masks import TensorBias
 
@@ -43,7 +44,7 @@ class DisentangledLayer(SpecLayer):
     own_positions = True
     computes_itself = True
 
-    def __init__(self, spec: AttentionSpec, options: Any) -> None:
+    def __init__(self, spec: AttentionSpec, options: DisentangledConfig) -> None:
         width, bias = options.hidden_size, options.bias
         super().__init__(spec, hidden_size=width, bias=bias, dropout=options.dropout)
         heads, vectors = spec.heads, 2 * options.span

@@ -22,10 +22,12 @@ from attn_core import (
     hookimpl,
 )
 from attn_core.checks import require_flag, require_number
-from attn_core.decays import TILE
 
 if TYPE_CHECKING:
     from attn_gated.wall.decay import ChannelGates
+
+TILE = 64
+"""The number of queries that are computed at once, pairwise among themselves."""
 
 
 class Wall(DeclaredMechanism):
@@ -74,7 +76,9 @@ class Wall(DeclaredMechanism):
         from attn_gated.wall.decay import ChannelGates
 
         own = self.Config.of(config)
-        return ChannelGates(self.spec(config), config.hidden_size, own.gate_init_bias, scalar=own.scalar_gate)
+        return ChannelGates(
+            self.spec(config), config.hidden_size, own.gate_init_bias, scalar=own.scalar_gate, most=TILE
+        )
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """The module's own computation, as no kernel lets channels decay."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention
-from attn_core.decays import TILE, decayed_pairs
+from attn_core.decays import decayed_pairs
 from attn_core.kernels.base import batch_invariant
 from attn_core.masking import allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
@@ -30,14 +30,14 @@ class ChannelGates(InnerAttention, nn.Module):
     """Softmax attention of which each channel of a score decays.
 
     Learned: `gate` (`nn.Linear` from `hidden_size` to one gate per head and channel, then one per head if there are
-    scalar gates; Glorot uniform).
+    scalar gates; Glorot uniform). Outputs of at most `most` queries are computed at once.
     """
 
     computes_itself = True
 
-    def __init__(self, spec: AttentionSpec, hidden_size: int, start: float, *, scalar: bool) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, start: float, *, scalar: bool, most: int) -> None:
         super().__init__()
-        self.spec, self.scalar = spec, scalar
+        self.spec, self.scalar, self.most = spec, scalar, most
         self.gate = nn.Linear(hidden_size, spec.heads.query * (spec.heads.key_size + scalar))
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.constant_(self.gate.bias, start)
@@ -60,10 +60,10 @@ class ChannelGates(InnerAttention, nn.Module):
             out = self.weights(rows, operands, attend) @ value
         else:
             given = self._parts(operands), value, operands.key_padding_mask
-            if torch.compiler.is_compiling() or tokens <= TILE:
+            if torch.compiler.is_compiling() or tokens <= self.most:
                 out = tile(*given, slice(None))
             else:
-                parts = [slice(start, start + TILE) for start in range(0, tokens, TILE)]
+                parts = [slice(start, start + self.most) for start in range(0, tokens, self.most)]
                 # Scores are not stored for the backward pass, which recomputes them tile by tile.
                 again = torch.is_grad_enabled()
                 found = [

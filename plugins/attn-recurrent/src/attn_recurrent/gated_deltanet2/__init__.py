@@ -2,65 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import Capability, Mechanism, MechanismConfig, Paper, hookimpl
-from attn_core.checks import require_whole
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
-from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
+from attn_recurrent.gated_deltanet2.config import GatedDelta2Config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from attn_recurrent.gated_deltanet2.layer import GatedDelta2Layer
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatedDelta2Config(GatedDeltaConfig):
-    """The options of `gated_deltanet`; `allow_neg_eigval` doubles the gates that erase. `rank` is that of the decays
-    and of the output gates, by default the value size of a head.
-    """
-
-    by_kernels: ClassVar[bool] = False
-    rank: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("rank", self.rank, ge=1, unit="units", optional=True)
-
-    @property
-    def inner_size(self) -> int:
-        """The rank of decays and output gates."""
-        return self.rank or self.sizes.value
-
-    @property
-    def fades(self) -> int:
-        """A decay for each channel of the keys."""
-        return self.sizes.into
-
-    @property
-    def strengths(self) -> int:
-        """A gate for each channel of the keys, which erases, and one for each of the values, which writes."""
-        return self.sizes.into + self.sizes.out
-
-    def pair_flops(self, tokens: int) -> int:
-        """The products between the tokens of a chunk, for one head: pairs of keys once, in a round of halving."""
-        block = 1 << max(0, tokens - 1).bit_length()
-        return 2 * block * (block - 1) * self.sizes.key + 2 * tokens**2 * self.sizes.value
-
-    @property
-    def gate_weights(self) -> int:
-        """Decays and output gates of a low rank, and full gates of keys and values."""
-        return self.hidden_size * self.strengths + self.inner_size * (
-            2 * self.hidden_size + self.fades + self.sizes.out
-        )
-
-    @property
-    def vectors(self) -> int:
-        """A rate for each key head, and biases of decays and of output gates."""
-        return self.sizes.key_heads + self.fades + self.sizes.out
 
 
 class GatedDeltaNet2(GatedDeltaNet):

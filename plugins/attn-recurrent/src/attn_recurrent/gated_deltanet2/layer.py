@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attn_core.masking import wide
 from torch import Tensor, nn
@@ -11,6 +9,7 @@ from torch.nn.functional import softplus
 
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
 from attn_recurrent.gated_deltanet.rule import Writes
+from attn_recurrent.gated_deltanet2.config import GatedDelta2Config
 from attn_recurrent.sequences import by_heads
 
 RATES = (1.0, 16.0)
@@ -27,7 +26,7 @@ class GatedDelta2Layer(GatedDeltaLayer):
 
     gating = staticmethod(torch.sigmoid)
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: GatedDelta2Config) -> None:
         super().__init__(config)
         rank, width = config.inner_size, config.hidden_size
 

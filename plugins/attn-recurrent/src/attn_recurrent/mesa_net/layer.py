@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from attn_core.masking import wide
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
+from attn_recurrent.mesa_net.config import MesaConfig
 from attn_recurrent.sequences import faded
 
 
@@ -73,7 +74,7 @@ class MesaLayer(GatedDeltaLayer):
     one_chunk = staticmethod(one_chunk)
     effective = staticmethod(weights)
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: MesaConfig) -> None:
         super().__init__(config)
         self.strength = nn.Linear(config.hidden_size, config.strengths)
         self.gate = nn.Identity()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from attn_core.masking import wide
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
+from attn_recurrent.momentum_deltanet.config import MomentumDeltaConfig
 from attn_recurrent.sequences import faded
 
 
@@ -85,7 +86,7 @@ class MomentumDeltaLayer(GatedDeltaLayer):
     one_chunk = staticmethod(one_chunk)
     effective = staticmethod(weights)
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: MomentumDeltaConfig) -> None:
         super().__init__(config)
         self.least, self.temperature = config.min_log_mu, config.hidden_size**0.5
         self.factor = nn.Parameter(torch.empty(config.num_heads).uniform_(0.01, 4).log())

@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attn_core import Mechanism, MechanismConfig, Paper, hookimpl
-from attn_core.checks import require_number
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
-from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
+from attn_recurrent.precond_deltanet.config import PrecondDeltaConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from attn_recurrent.precond_deltanet.layer import PrecondDeltaLayer
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecondDeltaConfig(GatedDeltaConfig):
-    """The options of `gated_deltanet`. Scales are between 1 / `squash` and `squash`, and 1 where the logarithm of the
-    energy is that of a head's center, which is learned and `center` at first; `squash_eps` is added to energies.
-    """
-
-    by_kernels: ClassVar[bool] = False
-    squash: float = 1.5
-    squash_eps: float = 1e-6
-    center: float = -0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("squash", self.squash, ge=1)
-        require_number("squash_eps", self.squash_eps, gt=0)
-        require_number("center", self.center)
-
-    @property
-    def fades(self) -> int:
-        """The decays of the memories, and those of the energies of key heads."""
-        return self.num_heads + self.sizes.key_heads
-
-    @property
-    def strengths(self) -> int:
-        """The strengths of the writes, and those with which energies grow."""
-        return self.num_heads + self.sizes.key_heads
-
-    @property
-    def memory(self) -> tuple[int, int, int]:
-        """A matrix for each head, and the energies of its channels as a further column."""
-        return self.num_heads, self.sizes.key, self.sizes.value + 1
-
-    def pair_flops(self, tokens: int) -> int:
-        """The products between the tokens of a chunk, for one head, those of energies among them."""
-        return super().pair_flops(tokens) + 2 * tokens**2 * self.sizes.key
-
-    @property
-    def vectors(self) -> int:
-        """Those of `gated_deltanet`, and the centers of key heads."""
-        return super().vectors + self.sizes.key_heads
 
 
 class PrecondDeltaNet(GatedDeltaNet):

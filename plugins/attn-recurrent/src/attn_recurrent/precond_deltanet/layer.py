@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from attn_core.masking import wide
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attn_recurrent.gated_deltanet.layer import GatedDeltaLayer
 from attn_recurrent.gated_deltanet.rule import Writes, met, one_chunk
+from attn_recurrent.precond_deltanet.config import PrecondDeltaConfig
 from attn_recurrent.sequences import faded
 
 
@@ -36,7 +37,7 @@ class PrecondDeltaLayer(GatedDeltaLayer):
     those of energies; besides, `center` [key_heads].
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: PrecondDeltaConfig) -> None:
         super().__init__(config)
         self.squash, self.squash_eps = math.log(config.squash), config.squash_eps
         self.center = nn.Parameter(torch.full((config.sizes.key_heads,), float(config.center)))

@@ -3,56 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import AttentionSpec, Cost, Mechanism, MechanismConfig, Paper, Shape, Step, hookimpl
-from attn_core.checks import require_number, require_whole
-from attn_core.errors import InvalidValue
 from attn_core.norms import QkNorm
 
 from attn_sparse.dsa import Dsa
-from attn_sparse.dsa.options import DsaConfig
+from attn_sparse.qsa.options import QsaConfig
 
 if TYPE_CHECKING:
     from attn_sparse.qsa.selection import SelectedMeans
-
-
-@dataclass(frozen=True, kw_only=True)
-class QsaConfig(DsaConfig):
-    """Blocks have `block` tokens. A query attends to the tokens of its best complete blocks, `top` in all, and to those
-    of the block that is not complete yet. As many elements of an index head as of a head have rotary positions.
-
-    `norm_eps` is that of the norms of queries and keys, and of index queries and keys.
-    """
-
-    index_size: int = 128
-    block: int = 64
-    norm_eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("block", self.block, ge=1, unit="tokens")
-        require_number("norm_eps", self.norm_eps, gt=0)
-        if self.top % self.block:
-            raise InvalidValue.of("top", self.top, f"a multiple of the {self.block} tokens of a block")
-        if self.turned > self.index_size:
-            raise InvalidValue.of("index_size", self.index_size, f"at least {self.turned}, the rotated elements")
-
-    @property
-    def every(self) -> int:
-        """The number of tokens for each index key."""
-        return self.block
-
-    @property
-    def turned(self) -> int:
-        """The number of elements of a head, and of an index head, that rotary positions are applied to."""
-        return 0 if self.rotary is None else int(self.head_layout.key_size * self.rotary.fraction)
-
-    @property
-    def index_queries(self) -> int:
-        """The number of elements of the index queries of a token; heads have no weights."""
-        return self.index_heads * self.index_size
 
 
 class Qsa(Dsa):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attn_core import Attend, AttentionInputs, AttentionSpec
 from attn_core.masking import positions, wide
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 
 from attn_sparse.dsa.indexer import Indexer
 from attn_sparse.dsa.selection import Memory, SelectedTokens
+from attn_sparse.qsa.options import QsaConfig
 from attn_sparse.sparse_mla.pools import PooledMemory
 
 
@@ -20,7 +19,7 @@ class MeanIndexer(Indexer):
     Learned: `query`, `key` (`nn.Linear` without bias), `query_norm` and `norm` (`nn.RMSNorm`).
     """
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: QsaConfig) -> None:
         super().__init__(options)
         size, self.block = options.index_size, options.block
         self.query_norm, self.norm = (nn.RMSNorm(size, eps=options.norm_eps) for _ in range(2))
@@ -62,7 +61,7 @@ class SelectedMeans(SelectedTokens):
 
     indexer: MeanIndexer
 
-    def __init__(self, spec: AttentionSpec, options: Any) -> None:
+    def __init__(self, spec: AttentionSpec, options: QsaConfig) -> None:
         super().__init__(spec, options)
         self.indexer = MeanIndexer(options)
         self.gate = nn.Linear(options.hidden_size, spec.heads.query * spec.heads.value_size, bias=options.bias)
