@@ -174,19 +174,19 @@ class LinearCrossEntropy(torch.autograd.Function):
         ctx.dtype = weight.dtype
         rows, weight = in_autocast_dtype(rows, weight)
         length = max(1, LOGITS.get(rows.device.type, LOGITS["cuda"]) // weight.shape[0])
-        found = rows.new_zeros(len(rows), dtype=torch.promote_types(rows.dtype, torch.float32))
+        found = [rows.new_zeros(0, dtype=torch.promote_types(rows.dtype, torch.float32))]
         with torch.autocast(rows.device.type, enabled=False):
             for chunk in (slice(start, start + length) for start in range(0, rows.shape[0], length)):
                 chunk_loss, logit_gradients = chunk_losses(
                     rows[chunk] @ weight.T, ids[chunk], targets, gradients=any(needed)
                 )
-                found[chunk] = chunk_loss
+                found.append(chunk_loss)
                 if row_gradients is not None and logit_gradients is not None:
                     product_into(row_gradients[chunk], logit_gradients, weight)
                 if weight_gradient is not None and logit_gradients is not None:
                     weight_gradient.add(logit_gradients, rows[chunk])
         ctx.save_for_backward(row_gradients, None if weight_gradient is None else weight_gradient.total)
-        return found
+        return torch.cat(found)
 
     @staticmethod
     @first_order_only
