@@ -91,20 +91,34 @@ def size_of(values: Mapping[str, Any]) -> Any:
     return values.get("projection_dim", PROJECTION)
 
 
-class ClipAdapter(EncoderAdapter):
-    """CLIP's text tower (Radford et al. 2021, arXiv 2103.00020); `ClipImageLayout` reads the image tower."""
+class TextTowerAdapter(EncoderAdapter):
+    """The text tower of checkpoints with two."""
 
-    model_type = "clip"
-    known_keys = KNOWN
     pooling = ("lasttoken",)
-    derived_names = re.compile(r"^(vision_model|visual_projection)\.|position_ids$|^logit_scale$")
     outside: ClassVar[Mapping[str, str]] = {
         "embedding": "text_model.embeddings.token_embedding",
         "positions": "text_model.embeddings.position_embedding",
         "norm": "text_model.final_layer_norm",
-        "projection": "text_projection",
     }
-    layers: ClassVar[str] = "text_model.encoder.layers"
+
+    def to_hf_config(self, config: Any) -> dict[str, Any]:
+        """Raises `Incompatible`: a config.json describes both towers, see `clip_config`; only CLIP's are written."""
+        raise Incompatible(f"{type(config).__name__} alone cannot be expressed in a {self.model_type} config.json")
+
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
+        """One tensor for each parameter."""
+        return [
+            StoredTensor(stored_name(name, self.outside, "text_model.encoder.layers"), (name,)) for name in parameters
+        ]
+
+
+class ClipAdapter(TextTowerAdapter):
+    """CLIP's text tower (Radford et al. 2021, arXiv 2103.00020); `ClipImageLayout` reads the image tower."""
+
+    model_type = "clip"
+    known_keys = KNOWN
+    derived_names = re.compile(r"^(vision_model|visual_projection)\.|position_ids$|^logit_scale$")
+    outside: ClassVar[Mapping[str, str]] = {**TextTowerAdapter.outside, "projection": "text_projection"}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> ClipTextConfig:
         """Build the text tower's config from a CLIPConfig."""
@@ -118,19 +132,11 @@ class ClipAdapter(EncoderAdapter):
             norm_eps=tower["layer_norm_eps"],
         )
 
-    def to_hf_config(self, config: ClipTextConfig) -> dict[str, Any]:
-        """Raises `Incompatible`: a CLIP config.json describes both towers, see `clip_config`."""
-        raise Incompatible(f"{type(config).__name__} alone cannot be expressed in a {self.model_type} config.json")
-
     def build(self, config: ClipTextConfig) -> ClipText:
         """Build a text tower with random weights."""
         from attn_models.encoder.clip import ClipText
 
         return ClipText(config)
-
-    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """One tensor for each parameter."""
-        return [StoredTensor(stored_name(name, self.outside, self.layers), (name,)) for name in parameters]
 
 
 class ClipImageLayout(Layout):

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import InvalidValue
 
-from attn_models.adapters.base import ACTIVATIONS, EncoderAdapter, StoredTensor, require_allowed, required_count
-from attn_models.adapters.clip import CLIP_ACTIVATIONS, IMAGE, SHARED, ClipImageLayout, read_tower, stored_name
+from attn_models.adapters.base import ACTIVATIONS, StoredTensor, require_allowed, required_count
+from attn_models.adapters.clip import CLIP_ACTIVATIONS, IMAGE, SHARED, ClipImageLayout, TextTowerAdapter, read_tower
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.encoder.config import ImageEncoderConfig, SiglipTextConfig
 
@@ -26,19 +26,13 @@ KNOWN = frozenset({"text_config", "vision_config", "initializer_factor"})
 DERIVED = r"position_ids$|^logit_(scale|bias)$"
 
 
-class SiglipAdapter(EncoderAdapter):
+class SiglipAdapter(TextTowerAdapter):
     """SigLIP's text tower (Zhai et al. 2023, arXiv 2303.15343); `SiglipImageLayout` reads the image tower."""
 
     model_type = "siglip"
     known_keys = KNOWN
-    pooling = ("lasttoken",)
     derived_names = re.compile(rf"^vision_model\.|{DERIVED}")
-    outside: ClassVar[Mapping[str, str]] = {
-        "embedding": "text_model.embeddings.token_embedding",
-        "positions": "text_model.embeddings.position_embedding",
-        "norm": "text_model.final_layer_norm",
-        "projection": "text_model.head",
-    }
+    outside: ClassVar[Mapping[str, str]] = {**TextTowerAdapter.outside, "projection": "text_model.head"}
 
     def from_hf_config(self, values: Mapping[str, Any]) -> SiglipTextConfig:
         """Build the text tower's config from a SiglipConfig."""
@@ -50,21 +44,11 @@ class SiglipAdapter(EncoderAdapter):
             norm_eps=tower["layer_norm_eps"],
         )
 
-    def to_hf_config(self, config: SiglipTextConfig) -> dict[str, Any]:
-        """Raises `Incompatible`: a SigLIP config.json describes both towers, and only CLIP's are written."""
-        raise Incompatible(f"{type(config).__name__} alone cannot be expressed in a {self.model_type} config.json")
-
     def build(self, config: SiglipTextConfig) -> SiglipText:
         """Build a text tower with random weights."""
         from attn_models.encoder.clip import SiglipText
 
         return SiglipText(config)
-
-    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
-        """One tensor for each parameter."""
-        return [
-            StoredTensor(stored_name(name, self.outside, "text_model.encoder.layers"), (name,)) for name in parameters
-        ]
 
 
 class SiglipImageLayout(ClipImageLayout):

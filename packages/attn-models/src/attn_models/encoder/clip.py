@@ -3,7 +3,7 @@ arXiv 2103.00020); those of SigLIP, and the image tower of DINOv2."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attn_core.errors import InvalidValue
@@ -16,13 +16,13 @@ from attn_models.encoder.config import ClipTextConfig, EncoderShape, ImageEncode
 from attn_models.encoder.encoder import PreNormBlock, require_images, share_among
 
 
-class ClipText(nn.Module):
-    """The text tower. It returns a projected vector for each token; that of the end token represents the text, and is
-    repeated for all tokens after it."""
+class TextTower(nn.Module):
+    """Blocks over token and position embeddings, and a projection of their outputs."""
 
-    def __init__(self, config: ClipTextConfig) -> None:
+    projection_bias: ClassVar[bool] = False
+
+    def __init__(self, config: ClipTextConfig | SiglipTextConfig) -> None:
         super().__init__()
-        self.config = config
         self.max_seq_len = config.max_seq_len
         self.size = config.size
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -30,9 +30,29 @@ class ClipText(nn.Module):
         self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
         share_among(config, self.blocks)
         self.norm: nn.Module = build_norm(config.block)
-        self.projection = nn.Linear(config.hidden_size, config.size, bias=False)
+        self.projection = nn.Linear(config.hidden_size, config.size, bias=self.projection_bias)
         for module in (self.embedding, self.positions, self.projection):
             initialise(module)
+
+    def through_blocks(self, hidden: Tensor) -> Tensor:
+        """What leaves the last block, for embeddings [batch, tokens, width]."""
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+    def require_context(self, length: int) -> None:
+        """Raise `InvalidValue` for more tokens than the context."""
+        if length > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
+
+
+class ClipText(TextTower):
+    """The text tower. It returns a projected vector for each token; that of the end token represents the text, and is
+    repeated for all tokens after it."""
+
+    def __init__(self, config: ClipTextConfig) -> None:
+        super().__init__(config)
+        self.config = config
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Vectors [batch, tokens, size] of token ids [batch, tokens], int64.
@@ -41,12 +61,9 @@ class ClipText(nn.Module):
         `InvalidValue` for more tokens than the context, and for a text without the end token.
         """
         length = tokens.shape[1]
-        if length > self.max_seq_len:
-            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
+        self.require_context(length)
         hidden = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
-        for block in self.blocks:
-            hidden = block(hidden)
-        rows: Tensor = self.projection(self.norm(hidden))
+        rows: Tensor = self.projection(self.norm(self.through_blocks(hidden)))
         ended = (tokens == self.config.end_id).cumsum(-1) > 0
         places = torch.arange(length, device=tokens.device).expand_as(tokens)
         if not bool(ended.any(-1).all()):
@@ -57,37 +74,27 @@ class ClipText(nn.Module):
         return rows.gather(1, torch.where(ended, first, places)[..., None].expand_as(rows))
 
 
-class SiglipText(nn.Module):
+class SiglipText(TextTower):
     """SigLIP's text tower (Zhai et al. 2023, arXiv 2303.15343), whose vector of a text is repeated for all its tokens.
 
     A text is padded to the whole context, and the output of the last token, mostly padding, represents it.
     """
 
+    projection_bias = True
+
     def __init__(self, config: SiglipTextConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.config = config
-        self.max_seq_len = config.max_seq_len
-        self.size = config.size
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = nn.Embedding(config.max_seq_len, config.hidden_size)
-        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
-        share_among(config, self.blocks)
-        self.norm: nn.Module = build_norm(config.block)
-        self.projection = nn.Linear(config.hidden_size, config.size)
-        for module in (self.embedding, self.positions, self.projection):
-            initialise(module)
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Vectors [batch, tokens, size] of token ids [batch, tokens], int64, where `key_padding_mask` [batch, tokens]
         is True, or all; raises `InvalidValue` for more tokens than the context."""
-        length, longest = tokens.shape[1], self.max_seq_len
-        if length > longest:
-            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {longest} tokens")
+        length = tokens.shape[1]
+        self.require_context(length)
         if key_padding_mask is not None:
             tokens = tokens.masked_fill(~key_padding_mask, self.config.pad_id)
-        hidden = self.embedding(pad(tokens, (0, longest - length), value=self.config.pad_id)) + self.positions.weight
-        for block in self.blocks:
-            hidden = block(hidden)
+        padded = pad(tokens, (0, self.max_seq_len - length), value=self.config.pad_id)
+        hidden = self.through_blocks(self.embedding(padded) + self.positions.weight)
         vectors: Tensor = self.projection(self.norm(hidden[:, -1:]))
         return vectors.expand(-1, length, -1)
 
