@@ -216,8 +216,7 @@ class Trainer:
         if self.step == 0:
             torch.manual_seed(derived(self.config.seed, self._group.dropout_use()))
             if self._best.wanted:  # refused before anything is trained, not at the first measurement
-                found = self.validation_loss(self.config.evaluation.eval_batches, report.heartbeat)
-                require_measured(self._task, found)
+                require_measured(self._task, self.validation_loss(1, report.heartbeat))
         while self.step < self.config.optimizer.steps and not self._best.waited_enough:
             asked = self._group.agreed(stop.get())
             if asked is not None:
@@ -250,9 +249,10 @@ class Trainer:
         self._report_checkpoint(self._finished(report), report)
         if self._group.agreed_step(self._saved_step or 0) == self.step:
             return
-        for name, last in self._last.items():
-            require_finite(name, last.item(), self.step)
-        if "loss" in self._last and self._divergence.is_bad(self._last["loss"].item()):
+        lasts = {name: last.item() for name, last in self._last.items()}
+        for name, last in lasts.items():
+            require_finite(name, last, self.step)
+        if self._divergence.is_bad(lasts.get("loss", 0.0)):
             kept = "" if self._saved_step is None else f"; that of step {self._saved_step} is kept"
             report.log(f"no checkpoint at step {self.step}: the loss is that of a diverged model{kept}")
             return

@@ -11,11 +11,12 @@ from attn_core.errors import InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class DisentangledConfig(MechanismConfig):
-    """There are 2 `buckets` vectors: distances of each direction have one each up to half of the buckets, then
-    share them in ranges that grow up to `max_distance`; without `buckets`, all distances below that have one each.
+    """There are 2 · `buckets` vectors of relative positions: distances of each direction have one each up to half of
+    the buckets, then share them in ranges that grow up to `max_distance`; without `buckets`, all distances below that
+    have one each.
 
-    `query_positions` and `key_positions` say whether queries, and keys, are multiplied by positions; with
-    `separate`, these have projections of their own. With `norm_eps`, vectors are normalised (layer norm).
+    `query_positions` and `key_positions` say whether queries are multiplied by positions (c2p), and keys (p2c); with
+    `separate`, positions have projections of their own. With `norm_eps`, vectors are normalised (layer norm).
     """
 
     buckets: int | None = 256

@@ -119,9 +119,9 @@ async def _asked(
     file: bytes, prompts: Prompts, config: TrainingConfig, count: int, on_batch: OnBatch
 ) -> list[Completion]:
     """Give the weights in a safetensors file to the server, then ask it for completions."""
-    on_policy, room = config.on_policy, asyncio.Semaphore(CONCURRENT)
     from attn_client import AsyncClient  # gRPC, which no other job needs
 
+    on_policy, room = config.on_policy, asyncio.Semaphore(CONCURRENT)
     async with AsyncClient(connection(on_policy.rollout_server)) as client:
 
         async def completed(number: int, ids: Sequence[int]) -> list[Completion]:
@@ -157,9 +157,9 @@ async def _hand_over(client: AsyncClient, model: str, file: bytes, on_batch: OnB
 
 def connection(address: str) -> ClientSettings:
     """Return how workers connect to a server: with the files of `ATTN_TOKEN_FILE` and `ATTN_TLS_CA`, if set."""
-    token, authority = (os.environ.get(name) for name in ("ATTN_TOKEN_FILE", "ATTN_TLS_CA"))
     from attn_client import ClientSettings
 
+    token, authority = (os.environ.get(name) for name in ("ATTN_TOKEN_FILE", "ATTN_TLS_CA"))
     return ClientSettings.of(
         ConnectionOptions(
             address=address,
