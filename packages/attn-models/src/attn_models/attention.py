@@ -119,6 +119,10 @@ def _layer_attention(
     return LayerAttention(mechanism, mechanism_config)
 
 
+USUAL = ("mha", "gqa")
+"""The mechanisms that errors name first, as the middle of a long message is cut out on its way to a client."""
+
+
 def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, str]:
     needs = {Capability.CAUSAL: "cannot be causal, which a decoder needs"}
     if config.positions == "rotary" and choice.has_rotary:
@@ -136,11 +140,14 @@ def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Itera
     complaints = [complaint for capability, complaint in needs.items() if not mechanism.can(capability)]
     if not complaints:
         return
-    able = sorted(item.name for item in registry if item.can(*needs))
-    raise Incompatible(
-        f"mechanism {mechanism.name!r} {', and '.join(complaints)}; these can: {', '.join(able) or 'none installed'}",
-        mechanism=mechanism.name,
-    )
+    able = those_that_can(item.name for item in registry if item.can(*needs))
+    message = f"mechanism {mechanism.name!r} {', and '.join(complaints)}; these can: {able}"
+    raise Incompatible(message, mechanism=mechanism.name)
+
+
+def those_that_can(names: Iterable[str]) -> str:
+    """Mechanisms for an error, the usual ones first."""
+    return ", ".join(sorted(names, key=lambda name: (name not in USUAL, name))) or "none installed"
 
 
 def require_shareable(layer: int, sharing_layer: LayerAttention, source_layer: int, source: LayerAttention) -> None:

@@ -15,6 +15,7 @@ from attn_core import Capability, Mechanism, installed
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError, WrongState
 from attn_core.models import ModelFamily
 from attn_core.reinforce import samples_keys
+from attn_models.attention import those_that_can
 from attn_models.device import resolve_device, total_memory
 from attn_schema.decoder import OWN_BIASES
 from attn_schema.home import models_folder
@@ -233,8 +234,8 @@ def _sample_fields(model: ModelConfig, data: DataConfig) -> Mapping[str, int]:
 
 
 def _not_causal(mechanism: Mechanism) -> Incompatible:
-    able = sorted(found.name for found in installed().mechanisms if found.can(Capability.CAUSAL))
-    message = f"mechanism {mechanism.name!r} cannot be causal, which a decoder needs; these can: {', '.join(able)}"
+    able = those_that_can(found.name for found in installed().mechanisms if found.can(Capability.CAUSAL))
+    message = f"mechanism {mechanism.name!r} cannot be causal, which a decoder needs; these can: {able}"
     return Incompatible(message, field="config.model.mechanism", mechanism=mechanism.name)
 
 
