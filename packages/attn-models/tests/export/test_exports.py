@@ -150,7 +150,7 @@ def test_a_model_that_no_layout_expresses_is_refused_by_its_fields(tmp_path):
     with pytest.raises(Incompatible, match="sparsemax"):
         export_model(sparse, tmp_path / "hf")
     linear, _ = made(tmp_path / "linear", {**LEARNED, "mechanism": "linear"}, tokenizer)
-    with pytest.raises(Incompatible, match="linear' cannot be expressed in a gpt2"):
+    with pytest.raises(Incompatible, match="mechanism 'linear' cannot be expressed in a gpt2"):
         export_model(linear, tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
 

@@ -189,7 +189,10 @@ class StateDictAdapter(Layout):
             raise Incompatible(message, **error.metadata) from error
         changed = self.differences(again, config)
         if changed:
-            raise inexpressible({name: getattr(config, name, None) for name in changed}, self.model_type)
+            fields = {name: getattr(config, name, None) for name in changed}
+            if "mechanism" in fields:
+                fields["mechanism"] = fields["mechanism"].rpartition("/")[2]
+            raise inexpressible(fields, self.model_type)
         return values
 
     def differences(self, one: Any, other: Any) -> list[str]:
