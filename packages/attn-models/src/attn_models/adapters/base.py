@@ -189,7 +189,7 @@ class StateDictAdapter(Layout):
             raise Incompatible(message, **error.metadata) from error
         changed = self.differences(again, config)
         if changed:
-            fields = {name: getattr(config, name, None) for name in changed}
+            fields: dict[str, Any] = {name: getattr(config, name, None) for name in changed}
             if "mechanism" in fields:
                 fields["mechanism"] = fields["mechanism"].rpartition("/")[2]
             raise inexpressible(fields, self.model_type)
