@@ -227,6 +227,9 @@ def rope_keys_of_kinds(config: DecoderConfig, kinds: Iterable[str]) -> dict[str,
     found = dict.fromkeys(kinds, model_rope(config))
     for layer in range(config.num_layers):
         options = config.choice(layer).options
-        if options.get("rotary") is not None:
-            found[SLIDING if options.get("window") else FULL] = Rope(**options["rotary"])
+        own: dict[str, Any] = options.get("rotary") or {
+            key: options[key] for key in ("base", "scaling") if key in options
+        }
+        if own:
+            found[SLIDING if options.get("window") else FULL] = Rope(**{"base": config.rope_theta} | own)
     return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in found.items()}}
