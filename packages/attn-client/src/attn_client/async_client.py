@@ -36,9 +36,6 @@ from attn_client.requests import embed_request, load_request, score_request, vec
 from attn_client.resuming import GenerateState, WatchState
 from attn_client.settings import ClientSettings
 
-PART_BYTES = 2 * 2**20
-"""Bytes of a file in a message, fewer than the 4 MiB that servers accept by default."""
-
 
 class AsyncClient:
     """A connection to one server. Use it in an `async with` block, or await `close`.
@@ -217,12 +214,12 @@ class AsyncModels:
         folder. Requests that run may finish with the old weights for `shutdown_timeout` seconds, 0 aborts them.
         """
         whole, model = memoryview(data), ModelInfo()
-        for offset in range(0, max(1, len(whole)), PART_BYTES):
+        for offset in range(0, max(1, len(whole)), rows.PART_BYTES):
             request = rows.UpdateWeightsRequest(
                 name=name,
-                data=bytes(whole[offset : offset + PART_BYTES]),
+                data=bytes(whole[offset : offset + rows.PART_BYTES]),
                 offset=offset,
-                last=offset + PART_BYTES >= len(whole),
+                last=offset + rows.PART_BYTES >= len(whole),
                 shutdown_timeout=shutdown_timeout,
             )
             model = (await self._connection.unary(rows.UPDATE_WEIGHTS, request, timeout)).model

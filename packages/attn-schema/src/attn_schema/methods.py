@@ -179,6 +179,10 @@ class WakeUpResponse(Schema, frozen=True, kw_only=True):
     model: Annotated[ModelInfo, Meta(description="The model.")] = ModelInfo()
 
 
+PART_BYTES = 2 * 2**20
+"""Bytes of a file of weights in a message, fewer than the 4 MiB that gRPC accepts by default."""
+
+
 class UpdateWeightsRequest(Schema, frozen=True, kw_only=True):
     """A part of a safetensors file with the weights that replace those of a model, in the layout of its folder."""
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_models.sources.gguf_files import folder_at
 from attn_models.weights.manifest import MANIFEST_NAME
+from attn_schema.methods import PART_BYTES
 from safetensors import SafetensorError, safe_open
 
 MEMORY = Path("/dev/shm")  # noqa: S108 -- a folder in it has a random name, and only its owner can read it
 """Files here are in memory, not on a disk."""
 WEIGHTS = "model.safetensors"
-PART_BYTES = 2 * 2**20
-"""Bytes of a file in a message, fewer than the 4 MiB that gRPC accepts by default."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of weights that stand for each other; they are converted to that in which the model is computed."""
 
