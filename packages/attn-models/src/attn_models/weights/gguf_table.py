@@ -152,6 +152,16 @@ def _olmoe(header: GgufHeader) -> Keys:
     return experts(header, width="intermediate_size") | {"norm_topk_prob": False}
 
 
+LARGEST_4 = 128
+
+
+def _llama4(header: GgufHeader) -> Keys:
+    """The experts. Not stored in the file: models of 128 experts do not norm queries and keys."""
+    found = experts(header, "num_local_experts", "intermediate_size")
+    step = count_or(header, "llama4.interleave_moe_layer_step", 1)
+    return found | {"interleave_moe_layer_step": step, "use_qk_norm": found["num_local_experts"] != LARGEST_4}
+
+
 ENCODER = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_position_embeddings",
@@ -256,6 +266,7 @@ GGUF_FAMILIES = (
     GgufFamily("exaone4", "exaone4", _exaone4, read=WINDOW | {"attention.sliding_window_pattern"}),
     GgufFamily("chatglm", "glm", lambda header: {"attention_bias": "blk.0.attn_q.bias" in header.tensors}, read=TURNED),
     GgufFamily("qwen2moe", "qwen2_moe", _qwen2_moe, read=TURNED | EXPERTS | {"expert_shared_feed_forward_length"}),
+    GgufFamily("llama4", "llama4_text", _llama4, read=TURNED | EXPERTS | {"interleave_moe_layer_step"}),
     GgufFamily("olmoe", "olmoe", _olmoe, read=TURNED | EXPERTS),
     GgufFamily(
         "bert", "bert", _encoder, read=frozenset({"attention.layer_norm_epsilon"}), passed=POOLED, named=ENCODER
