@@ -86,9 +86,7 @@ def _qwen3_next_place(header: GgufHeader, config: Keys, theirs: str, shape: tupl
         Part(f"{block}attn_gate.weight", (values, shape[1])),
     )
     rows = (keys, keys, values, values)
-    return Placement(
-        parts[0].source, theirs, shape, parts=parts, fused=rows, groups=config["linear_num_key_heads"]
-    )
+    return Placement(parts[0].source, theirs, shape, parts=parts, fused=rows, groups=config["linear_num_key_heads"])
 
 
 def _qwen35_moe(header: GgufHeader) -> Keys:

@@ -140,7 +140,9 @@ class GgufFamily:
             rotary_heads = {"attn_q": decoder.num_heads, "attn_k": shared}
             heads = rotary_heads.get(source.split(".")[-2], 0) if self.permuted else 0
             fused = _fused(source, decoder) if item.groups > 1 else ()
-            placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=item.groups, expert=expert)
+            placement = Placement(
+                source, theirs, shape, rotary_heads=heads, fused=fused, groups=item.groups, expert=expert
+            )
             if item.depthwise:
                 placement = replace(placement, parts=(Part(source, (shape[0], shape[-1])),))
             # GGUF stores the gain of a norm where Hugging Face stores the gain minus one.
@@ -194,7 +196,9 @@ class GgufFamily:
             part = EXPERT_PARTS.get(expert[2], expert[2].removesuffix("_proj"))
             return f"blk.{layer[1] if layer else ''}.ffn_{part}_exps.weight", int(expert[1])
         # For some families, converters remove this prefix before looking up a name.
-        tried = (named(name, try_suffixes=(".weight", ".bias")) for name in (theirs, theirs.removeprefix("transformer.")))
+        tried = (
+            named(name, try_suffixes=(".weight", ".bias")) for name in (theirs, theirs.removeprefix("transformer."))
+        )
         return next((found for found in tried if found is not None), None), None
 
     def _rope(self, header: GgufHeader) -> Keys:
@@ -253,6 +257,19 @@ def experts(header: GgufHeader, counted: str = "num_experts", width: str = "moe_
         "num_experts_per_tok": header.count(f"{name}.expert_used_count"),
         width: stacked[2],
     }
+
+
+def layer_kinds(header: GgufHeader, period: int, *, first_full: bool = False) -> list[str]:
+    """The kind of each layer: as the file lists them, or windows in all layers but the last one of each period, or the
+    first, whose number of layers the file may give. Raises CheckpointInvalid for a list of another length."""
+    key, layers = f"{header.text('general.architecture')}.attention.sliding_window_pattern", layer_count(header)
+    listed = header.metadata.get(key)
+    if not isinstance(listed, tuple):
+        every = count_or(header, key, period)
+        listed = tuple((layer + (not first_full)) % every != 0 for layer in range(layers))
+    if len(listed) != layers:
+        raise CheckpointInvalid.of(header.path, f"{key} has {len(listed)} flags for {layers} layers")
+    return ["sliding_attention" if windowed else "full_attention" for windowed in listed]
 
 
 STACK = 3
