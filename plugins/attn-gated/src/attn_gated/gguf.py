@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_models.weights.gguf_architectures import count_or, number_or
+from attn_models.weights.gguf_architectures import number_or
 from attn_models.weights.gguf_families import EXPERTS, WINDOW, GgufFamily, Keys, experts, layer_kinds
 from attn_models.weights.gguf_reader import GgufHeader
 from attn_models.weights.gguf_rope import shortest_float32

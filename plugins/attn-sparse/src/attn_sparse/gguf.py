@@ -13,8 +13,6 @@ from attn_models.weights.gguf_rope import FACTORS, factors_of
 
 NEVER = 1e30
 """The divisor of the frequencies of pairs that are not rotated."""
-ROUTER_SCALE = "ffn_down_exps.scale"
-"""What the outputs of experts are multiplied by; with matrices in some types the scales of the blocks are in it."""
 
 
 def _gemma4(header: GgufHeader) -> Keys:
@@ -122,7 +120,7 @@ def _of_experts(header: GgufHeader) -> Keys:
 GEMMA4 = {
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
-    "router.per_expert_scale": ROUTER_SCALE,
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 PER_LAYER = {f"{kind}_length_swa" for kind in ("key", "value")} | {"shared_kv_layers", "sliding_window_pattern"}
 SIGMOID = 2

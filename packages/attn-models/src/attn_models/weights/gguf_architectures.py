@@ -139,8 +139,9 @@ def _unused(header: GgufHeader) -> re.Pattern[str]:
     """What the names of tensors begin with that layers do not use: those that draft tokens, and the keys and values of
     layers that attend to those of layers before them."""
     name, layers = header.text("general.architecture"), layer_count(header)
-    shared = header.metadata.get(f"{name}.attention.shared_kv_layers", 0)
-    starts = [rf"blk\.{layer}\.attn_(k|v|k_norm)\." for layer in range(layers - shared, layers)]
+    key = f"{name}.attention.shared_kv_layers"
+    shared = header.count(key) if header.metadata.get(key, 0) != 0 else 0
+    starts = [rf"blk\.{layer}\.attn_(k|v|k_norm)\." for layer in range(max(layers - shared, 0), layers)]
     starts += [rf"blk\.{layer}\." for layer in range(layers, header.count(f"{name}.block_count"))]
     return re.compile("|".join(starts) or "(?!)")
 

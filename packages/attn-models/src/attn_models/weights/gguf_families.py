@@ -112,7 +112,7 @@ class GgufFamily:
         except InvalidValue as error:
             what = error.metadata.get("field", "")
             raise Incompatible(f"{header.path}: {error.message}", path=header.path, what=what) from error
-        if "tie_word_embeddings" in adapter.by_tensors:
+        if "tie_word_embeddings" in getattr(adapter, "by_tensors", ()):
             decoder = adapter.without_missing(decoder, ["lm_head.weight"] if "output.weight" in header.tensors else [])
         with init_empty_weights():
             model = adapter.build(decoder)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attn_models.weights.gguf_architectures import count_or, layer_count, number_or, vocabulary_size
 from attn_models.adapters.base import FULL, SLIDING
+from attn_models.weights.gguf_architectures import count_or, layer_count, number_or, vocabulary_size
 from attn_models.weights.gguf_families import (
     EXPERTS,
     TURNED,
