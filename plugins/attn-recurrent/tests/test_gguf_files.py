@@ -77,8 +77,8 @@ def stored(model, names):
         elif leaf == "in_proj_ba.weight":
             yield f"blk.{layer}.ssm_ba.weight", tensor
         elif delta and model.config.model_type == "qwen3_next":
-            plain = {"A_log": lambda: -tensor.exp(), "conv1d.weight": lambda: tensor[:, 0]}
-            yield f"blk.{layer}.{RENAMED[leaf]}", plain.get(leaf, lambda: tensor)()
+            kept = -tensor.exp() if leaf == "A_log" else tensor
+            yield f"blk.{layer}.{RENAMED[leaf]}", kept[:, 0] if leaf == "conv1d.weight" else kept
         elif delta:
             yield f"blk.{layer}.{RENAMED[leaf]}", rearranged(leaf, tensor)
         elif theirs.endswith("experts.gate_up_proj"):

@@ -65,7 +65,8 @@ def stored(name: str, model: Any, places: Mapping[str, str]) -> Iterable[tuple[s
         if rest in places:
             yield f"{block}{places[rest]}", tensor
         elif theirs.endswith("experts.gate_up_proj"):
-            yield from zip((f"{block}ffn_{word}_exps.weight" for word in ("gate", "up")), tensor.chunk(2, dim=1))
+            places_apart = (f"{block}ffn_{word}_exps.weight" for word in ("gate", "up"))
+            yield from zip(places_apart, tensor.chunk(2, dim=1), strict=True)
         elif theirs.endswith("experts.down_proj"):
             yield f"{block}ffn_down_exps.weight", tensor
         elif "lm_head" not in theirs or not model.config.tie_word_embeddings:
@@ -87,13 +88,10 @@ def described(sizes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def difference(path: Path, model: Any, folder: Path) -> float:
-    """The largest difference of the logits of a file, converted into `folder`, from those of the model."""
+def difference(ours: Any, theirs: Any) -> float:
+    """The largest difference of the logits of two models."""
     import torch
-    from attn_models.loading import load_model
-    from attn_models.sources import convert
 
     tokens = torch.randint(1, len(TOKENS), (2, 17), generator=torch.Generator().manual_seed(1))
-    ours = load_model(convert(path, folder, "stored")).model
     with torch.no_grad():
-        return float((ours(tokens) - model(tokens).logits).abs().max())
+        return float((ours(tokens) - theirs(tokens).logits).abs().max())
