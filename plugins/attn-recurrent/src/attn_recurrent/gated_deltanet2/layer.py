@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attn_core.masking import wide
 from torch import Tensor, nn
@@ -19,11 +21,11 @@ STEPS = (1e-3, 1e-1)
 
 def fresh_decay(rates: int, steps: int) -> tuple[nn.Parameter, nn.Parameter]:
     """Initial rates, as natural logarithms, and biases of so many steps."""
+    rate = torch.empty(rates).uniform_(*RATES).log()
     low, high = (torch.tensor(size).log() for size in STEPS)
     size = torch.lerp(low, high, torch.rand(steps)).exp()
     # The inverse of softplus, so that the bias alone gives the step that was drawn.
-    bias = nn.Parameter(size + torch.log(-torch.expm1(-size)))
-    return nn.Parameter(torch.empty(rates).uniform_(*RATES).log()), bias
+    return nn.Parameter(rate), nn.Parameter(size + torch.log(-torch.expm1(-size)))
 
 
 class GatedDelta2Layer(GatedDeltaLayer):
@@ -53,7 +55,7 @@ class GatedDelta2Layer(GatedDeltaLayer):
         """The log decays of the channels."""
         return -wide(self.rate).exp().repeat_interleave(self.sizes.key) * softplus(fade + wide(self.fade_bias))
 
-    def _inputs(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor) -> Writes:
+    def _inputs(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor) -> Any:
         erase, write = torch.split(strength, [self.sizes.into, self.sizes.out], dim=-1)
         decay, erase = (self._for_each_head(by_heads(part, self.sizes.key_heads)) for part in (decay, erase))
         return Writes(query, key, by_heads(write, self.sizes.heads) * value, decay, erase * key)
