@@ -33,6 +33,17 @@ def test_every_law_has_a_result_with_a_summary():
     assert [result.law for result in results if not result.passed] == ["described"]
 
 
+def test_a_law_meets_every_mode_size_and_feature_that_it_applies_to_in_fewer_cases():
+    subject = Subject("gqa")
+    for law in laws.MECHANISM_LAWS:
+        every, _ = law.applicable(subject.cases)
+        if every and law.parts(every[0]) is None:
+            some = law.covering(every)
+            words = [{word for case in cases for word in case.label.split("-")} for cases in (every, some)]
+            assert words[0] == words[1], law
+            assert len(some) <= max(4, len(every) / 2), law
+
+
 def test_a_broken_law_names_the_case_and_what_was_seen():
     result = judge(laws.ChunkedPrefill, Subject(BROKEN[laws.ChunkedPrefill], settings=ONE))
     assert not result.passed
