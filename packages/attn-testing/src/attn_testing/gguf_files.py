@@ -17,7 +17,8 @@ def random_model(family: str, **fields: Any) -> Any:
 
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **fields | {"vocab_size": len(TOKENS), "rms_norm_eps": 1e-5})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    build: Any = transformers.AutoModelForCausalLM.from_config
+    model = build(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         learned = [named for named in model.named_buffers() if named[0].endswith(("bias", "scalar"))]
         for name, tensor in (*model.named_parameters(), *learned):
@@ -31,7 +32,12 @@ def write_gguf(path: Path, name: str, said: Mapping[str, Any], tensors: Iterable
     import numpy as np
 
     writer = gguf.GGUFWriter(path, name)
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds: dict[type, Any] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     for key, value in said.items():
         kinds.get(type(value), writer.add_array)(f"{name}.{key}", value)
     writer.add_tokenizer_model("gpt2")
