@@ -13,4 +13,4 @@ class TestMamba2WithOneTapAndNoExpansion(MechanismLaws):
 
 class TestLogLinearMamba2(MechanismLaws):
     mechanism = "log_linear_mamba2"
-    options = {"state_size": 6, "groups": 1, "levels": 5, "chunk": 8}
+    options = {"state_size": 6, "levels": 5}

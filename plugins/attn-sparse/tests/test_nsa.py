@@ -1,3 +1,8 @@
+import importlib.metadata
+import importlib.util
+import sys
+import types
+
 import attn_sparse.nsa
 import pytest
 import torch
@@ -6,6 +11,7 @@ from attn_core.errors import InvalidValue
 from attn_sparse.nsa import branches as selection
 from attn_sparse.nsa.options import NsaConfig
 from attn_testing import Agreement
+from torch.nn.functional import scaled_dot_product_attention
 
 NSA = attn_sparse.nsa.Nsa()
 SMALL = {"compress": 4, "stride": 2, "select": 4, "top": 3, "window": 3}
@@ -143,3 +149,49 @@ def test_where_the_chip_cannot_run_a_kernel_of_chosen_blocks_the_next_one_comput
         with torch.no_grad():
             torch.testing.assert_close(layer(rows), wanted)
     assert len(tried) == 1
+
+
+def naive():
+    """The plain torch functions of fla-core, without what they import only to run their kernels."""
+    pooling = types.SimpleNamespace(mean_pooling=lambda rows, size, _=None: torch.stack(
+        [block.mean(1) for block in rows.split(size, 1)], 1))  # fmt: skip
+    modules = {"fla": None, "fla.ops": None, "fla.ops.utils": types.SimpleNamespace(prepare_chunk_offsets=None)}
+    path = importlib.metadata.distribution("fla-core").locate_file("fla/ops/nsa/naive.py")
+    spec = importlib.util.spec_from_file_location("fla_naive_nsa", path)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, known in {**modules, "fla.ops.utils.pooling": pooling}.items():
+            patch.setitem(sys.modules, name, known)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore:Flash Attention")
+@pytest.mark.parametrize("top", [3, 4])
+def test_means_are_those_of_fla(record_property, top):
+    pytest.importorskip("einops")
+    module, block, window = naive(), 4, 5
+    # Their window is flash attention's, which needs a GPU.
+    module.flash_attn_func = lambda query, key, value, causal, window_size: scaled_dot_product_attention(
+        *(part.transpose(1, 2) for part in (query, key, value)), enable_gqa=causal,
+        attn_mask=torch.ones(query.shape[1], query.shape[1]).tril().triu(-window_size[0]).bool(),
+    ).transpose(1, 2)  # fmt: skip
+    options = {"compress": block, "stride": block, "select": block, "top": top, "window": window}
+    config = configure(
+        NSA, options | {"compression": "mean", "gate_bias": False}, hidden_size=128, num_heads=32, num_kv_heads=2
+    )
+    torch.manual_seed(0)
+    layer = NSA.build(config)
+
+    def theirs(rows):
+        query, key, value = (
+            linear(rows).unflatten(-1, (-1, 4)) for linear in (layer.query, layer.key, layer.value)
+        )  # fmt: skip
+        gates = layer.inner.gates(rows).sigmoid().unflatten(-1, (3, -1)).unbind(2)
+        out = module.naive_nsa(query, key, value, *gates, block_counts=top, block_size=block, window_size=window)
+        return layer.output(out.flatten(2))
+
+    same = Agreement(record_property, "nsa", package="fla-core naive_nsa")
+    learned = [(weight, weight) for weight in layer.parameters()]
+    same.functions(layer, theirs, torch.randn(2, 37, 128), tolerance=2e-4, weights=learned)

@@ -46,7 +46,7 @@ class Mamba2Layer(nn.Module):
         self.head, self.inner, self.channels = config.head, config.inner, config.channels
         self.parts = [config.inner, config.channels, config.num_heads, config.further]
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
-        self.step_spec = config.step
+        self.step_spec, self.shape = config.step, config.memory
         self.input = nn.Linear(hidden_size, sum(self.parts), bias=bias)
         self.output = nn.Linear(config.inner, hidden_size, bias=bias)
         spread = config.taps**-0.5
@@ -138,7 +138,7 @@ class Mamba2Layer(nn.Module):
         gate, mixed, step, further = self._projected(rows, key_padding_mask)
         mixed, tail = self._convolved(mixed, key_padding_mask, tail)
         system, value = self._system(mixed, step, further, first)
-        memory = value.new_zeros(rows.shape[0], *self.config.memory) if memory is None else memory.to(value.dtype)
+        memory = value.new_zeros(rows.shape[0], *self.shape) if memory is None else memory.to(value.dtype)
         out, memory = in_chunks(self.one_chunk, system, memory, self.config.chunk)
         out = out + wide(self.skip)[:, None, None] * value
         return self._out(out.transpose(1, 2).flatten(-2), gate, rows.dtype), memory, tail

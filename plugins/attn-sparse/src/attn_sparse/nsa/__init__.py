@@ -95,17 +95,15 @@ class Nsa(DeclaredMechanism):
         queries = shape.batch * shape.query
         sizes = heads.key_size + heads.value_size
         blocks = own.compressed(shape.key)
-        compression = (
-            2 * shape.batch * blocks * heads.key_value * (own.compress + 1) * (heads.key_size**2 + heads.value_size**2)
-        )
+        compression = 2 * shape.batch * blocks * heads.key_value * own.products
         pair = 2 * heads.query * sizes
         rest = compression + 2 * queries * config.hidden_size * 3 * heads.query
         selected = SelectedBlockPairs(block=own.select, top=own.top)
-        weights = (own.compress + 1) * (heads.key_size**2 + heads.value_size**2) + own.compress * sizes
+        weights = own.products + (own.compress * sizes if own.compression == "mlp" else 0)
         branches = Cost(
             flops=rest + pair * (queries * blocks + selected.met(shape)),
             allowed_flops=rest + pair * (own.compressed_seen(shape) + selected.allowed(shape)),
-            parameters=weights + 3 * heads.query * (config.hidden_size + 1),
+            parameters=weights + 3 * heads.query * (config.hidden_size + own.gate_bias),
         )
         return super().cost(config, shape) + branches
 

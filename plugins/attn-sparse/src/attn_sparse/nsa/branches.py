@@ -36,6 +36,20 @@ class Compression(nn.Module):
         return out
 
 
+class Means(nn.Module):
+    """The mean of the real rows of each block, in place of `Compression`."""
+
+    def __init__(self, length: int, stride: int) -> None:
+        super().__init__()
+        self.length, self.stride = length, stride
+
+    def forward(self, rows: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """Compress `rows` [batch, key, heads, size] to [batch, block, heads, size]."""
+        real = windows(key_padding_mask, self.length, self.stride)[..., None, None]
+        means = (windows(wide(rows), self.length, self.stride) * real).sum(2) / real.sum(2).clamp(min=1)
+        return means.to(rows.dtype)
+
+
 def windows(rows: Tensor, length: int, stride: int) -> Tensor:
     """Blocks [batch, block, length, ...] of `rows` [batch, key, ...], one every `stride`, with zeros at the end."""
     blocks = (rows.shape[1] + stride - 1) // stride
@@ -82,7 +96,7 @@ def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfi
 class Branches(InnerAttention, nn.Module):
     """Separate attentions to compressed, selected and near keys, weighted by sigmoid gates of the query's token.
 
-    Learned: `compress_key`, `compress_value` (`Compression`) and `gates` (`nn.Linear` with bias, three gates per head).
+    Learned: `compress_key`, `compress_value` (`Compression`, or `Means`) and `gates` (`nn.Linear`, three gates a head).
     """
 
     computes_itself = True
@@ -94,9 +108,11 @@ class Branches(InnerAttention, nn.Module):
         self.plan = SelectedBlocksDispatcher(installed().kernels, heads)
         self.groups = heads.key_value
         self.scale: float = heads.key_size**-0.5
-        self.compress_key = Compression(heads.key_size, length=length, stride=stride)
-        self.compress_value = Compression(heads.value_size, length=length, stride=stride)
-        self.gates = nn.Linear(options.hidden_size, 3 * heads.query)
+        self.compress_key, self.compress_value = (
+            Compression(size, length=length, stride=stride) if options.compression == "mlp" else Means(length, stride)
+            for size in (heads.key_size, heads.value_size)
+        )
+        self.gates = nn.Linear(options.hidden_size, 3 * heads.query, bias=options.gate_bias)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]; `attend` computes the window branch."""

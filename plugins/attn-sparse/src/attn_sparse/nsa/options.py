@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig, Shape, Step
-from attn_core.checks import require_whole
+from attn_core.checks import require_choice, require_flag, require_whole
 from attn_core.errors import InvalidValue
 
 
@@ -14,7 +14,8 @@ class NsaConfig(MechanismConfig):
     """Sizes in tokens: a block of `compress` tokens every `stride` tokens is compressed, `top` blocks of `select`
     tokens are selected, and the `window` includes the query's own token.
 
-    `stride` divides the two block sizes.
+    `stride` divides the two block sizes. `compression` is the paper's "mlp" or the "mean" of a block, which learns
+    nothing (flash-linear-attention, with blocks of one size and without `gate_bias`).
     """
 
     compress: int = 32
@@ -22,14 +23,24 @@ class NsaConfig(MechanismConfig):
     select: int = 64
     top: int = 16
     window: int = 512
+    compression: str = "mlp"
+    gate_bias: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("compress", "stride", "select", "top", "window"):
             require_whole(name, getattr(self, name), ge=1)
+        require_choice("compression", self.compression, ("mlp", "mean"))
+        require_flag("gate_bias", self.gate_bias)
         for name in ("compress", "select"):
             if getattr(self, name) % self.stride:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the stride {self.stride}")
+
+    @property
+    def products(self) -> int:
+        """The number of weights that multiply a block of one key head and of one value head."""
+        heads = self.head_layout
+        return (self.compress + 1) * (heads.key_size**2 + heads.value_size**2) if self.compression == "mlp" else 0
 
     def compressed(self, keys: int) -> int:
         """The number of compressed blocks that start within `keys` keys."""
