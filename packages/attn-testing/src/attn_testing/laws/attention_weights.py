@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import torch
-from attn_core import Capability
+from attn_core import Capability, configure
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -153,6 +153,12 @@ class RowSums(MechanismLaw):
     """Weights are non-negative, sum to one over the allowed keys and are zero for all others."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS, Capability.NORMALISED)
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        usual, own = map(case.mechanism.spec, (configure(case.mechanism, {}, **case.setting), case.config))
+        same = usual is None or own is None or own.distribution == usual.distribution
+        return None if same else "an option replaces its distribution"
 
     def test_weights_are_shares_of_the_allowed_keys(self, case: Case) -> None:
         query, source = case.rows(2, case.tokens), case.source(2, 29)
