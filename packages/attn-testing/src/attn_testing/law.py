@@ -128,7 +128,7 @@ class Law:
         meet one another.
         """
         met: set[object] = set()
-        found = []
+        found: list[Any] = []
         for case in sorted(cases, key=lambda case: zlib.crc32(f"{cls.title()} {case.label}".encode())):
             parts = cls.parts(case)
             parts = frozenset(case.label.split("-")) if parts is None else parts
