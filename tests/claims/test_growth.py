@@ -49,8 +49,8 @@ QUADRATIC = (
 )
 LINEAR = (
     "comba", "deltanet", "efficient", "gated_deltanet", "gated_deltanet2", "gated_deltaproduct", "gla", "kda",
-    "lightning", "linear", "mamba2", "mesa_net", "momentum_deltanet", "ntm", "performer", "precond_deltanet", "retnet",
-    "rwkv7", "rwkv7_channel", "short_conv",
+    "lightning", "linear", "log_linear_mamba2", "mamba2", "mesa_net", "momentum_deltanet", "ntm", "performer",
+    "precond_deltanet", "precond_kda", "retnet", "rwkv7", "rwkv7_channel", "short_conv",
 )
 # fmt: on
 EXPONENTS: dict[str, tuple[float, Options]] = {

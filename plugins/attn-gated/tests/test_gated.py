@@ -1,3 +1,5 @@
+import math
+
 import attn_gated.gated
 import pytest
 import torch
@@ -17,12 +19,14 @@ GATES = {"sigmoid": lambda x: 1 / (1 + torch.exp(-x)), "softplus": lambda x: tor
 
 
 @pytest.mark.parametrize(
-    ("per", "activation", "window"),
-    [("element", "sigmoid", None), ("head", "softplus", 2), ("element", "softplus", 3)],
+    ("per", "activation", "window", "sink"),
+    [("element", "sigmoid", None, None), ("head", "softplus", 2, None), ("element", "softplus", 3, 0.7)],
 )
-def test_the_output_equals_a_loop_over_the_equation(record_property, per, activation, window):
-    options = {"per": per, "activation": activation, "window": window}
+def test_the_output_equals_a_loop_over_the_equation(record_property, per, activation, window, sink):
+    options = {"per": per, "activation": activation, "window": window, "sink": sink is not None}
     layer = build(options, hidden_size=6, num_heads=2)
+    if sink is not None:
+        torch.nn.init.constant_(layer.distribution.logit, sink)
     rows = torch.randn(5, 6, dtype=torch.float64)
     query, key, value, gate = (
         (rows @ linear.weight.T).view(5, 2, -1) for linear in (layer.query, layer.key, layer.value, layer.inner.gate)
@@ -31,7 +35,8 @@ def test_the_output_equals_a_loop_over_the_equation(record_property, per, activa
     for token in range(5):
         for head in range(2):
             first = 0 if window is None else max(0, token + 1 - window)
-            shares = (key[first : token + 1, head] @ query[token, head] / 3**0.5).softmax(0)
+            shares = (key[first : token + 1, head] @ query[token, head] / 3**0.5).exp()
+            shares = shares / (shares.sum() + (0 if sink is None else math.exp(sink)))
             read = sum(share * value[first + past, head] for past, share in enumerate(shares))
             expected[token, head] = read * GATES[activation](gate[token, head])
     out = layer(rows[None])[0]

@@ -17,4 +17,4 @@ class TestGatedWithNorms(MechanismLaws):
 
 class TestGatedWindows(MechanismLaws):
     mechanism = "gated"
-    options = {"window": 3, "activation": "softplus"}
+    options = {"window": 3, "activation": "softplus", "sink": True}

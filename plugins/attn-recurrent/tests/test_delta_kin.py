@@ -17,6 +17,7 @@ from attn_recurrent.gated_deltaproduct import GatedDeltaProduct
 from attn_recurrent.mesa_net import MesaNet
 from attn_recurrent.momentum_deltanet import MomentumDeltaNet
 from attn_recurrent.precond_deltanet import PrecondDeltaNet
+from attn_recurrent.precond_kda import PrecondKimiDeltaAttention
 from attn_testing import Agreement
 from torch.nn.functional import conv1d, logsigmoid, silu, softplus
 
@@ -147,6 +148,25 @@ def test_preconditioned_writes_are_those_of_fla(record_property):
 
     name = "fla-core naive_recurrent_precond_gated_delta_rule"
     agrees(record_property, layer, peer, name, "precond_deltanet")
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_preconditioned_writes_of_channels_are_those_of_fla(record_property, bound):
+    layer = drawn(PrecondKimiDeltaAttention(), {"allow_neg_eigval": True, "rank": 5, "lower_bound": bound})
+
+    def peer(rows):
+        query, key, value = convolved(layer, rows)
+        step, rate = (layer.fade(rows) + layer.fade_bias).unflatten(-1, (HEADS, KEY)), layer.rate.exp()[:, None]
+        decay = -rate * softplus(step) if bound is None else bound * (rate * step).sigmoid()
+        write, gain, fading = layer.strength(rows).split(HEADS, -1)
+        out, *_ = naive("precond_kda").naive_recurrent_precond_kda(
+            unit(query), unit(key), value, decay, -layer.energy_rate.exp() * softplus(fading + layer.energy_bias),
+            gain.sigmoid(), 2 * write.sigmoid(), log_atk_scale=layer.center,
+        )  # fmt: skip
+        return finished(layer, out, layer.gate(rows).sigmoid())
+
+    agrees(record_property, layer, peer, "fla-core naive_recurrent_precond_kda", "precond_kda")
 
 
 @pytest.mark.oracle

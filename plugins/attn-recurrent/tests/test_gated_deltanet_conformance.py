@@ -35,6 +35,11 @@ class TestPrecondDeltaNet(MechanismLaws):
     options = {"key_heads": 2, "value_size": 6, "allow_neg_eigval": True}
 
 
+class TestPrecondKda(MechanismLaws):
+    mechanism = "precond_kda"
+    options = {"key_heads": 2, "value_size": 6, "rank": 3, "allow_neg_eigval": True}
+
+
 class TestMomentumDeltaNet(MechanismLaws):
     mechanism = "momentum_deltanet"
     options = {"key_heads": 2, "value_size": 6}

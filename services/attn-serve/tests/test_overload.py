@@ -55,7 +55,7 @@ def passes(refusals: RecentRefusals, size: RequestSize) -> bool:
         return False
 
 
-SIZE = RequestSize("ann", 2.0, max_new_tokens=20, prompt_size=100)
+SIZE = RequestSize("ann", 2.0, max_new_tokens=20, prompt_tokens=100)
 
 
 def test_what_is_like_a_request_refused_a_moment_ago_is_refused_without_asking_the_engine():
@@ -63,7 +63,7 @@ def test_what_is_like_a_request_refused_a_moment_ago_is_refused_without_asking_t
     assert passes(refusals, SIZE)
     refuse(refusals, SIZE, late=0.1)
     assert not passes(refusals, SIZE)
-    assert not passes(refusals, SIZE._replace(max_new_tokens=30, prompt_size=200, timeout=2.01))
+    assert not passes(refusals, SIZE._replace(max_new_tokens=30, prompt_tokens=200, timeout=2.01))
     assert refusals.repeated == 2
     with pytest.raises(OutOfCapacity) as caught, refusals.apply(SIZE):
         pass
@@ -75,7 +75,7 @@ def test_what_is_like_a_request_refused_a_moment_ago_is_refused_without_asking_t
     [
         SIZE._replace(tenant="bob"),
         SIZE._replace(max_new_tokens=19),
-        SIZE._replace(prompt_size=99),
+        SIZE._replace(prompt_tokens=99),
         SIZE._replace(timeout=4.0),
         SIZE._replace(timeout=None),
         SIZE._replace(resumed=True),

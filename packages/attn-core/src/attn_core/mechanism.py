@@ -47,7 +47,7 @@ class Capability(StrEnum):
     WEIGHTS = "weights"
     """Returns attention weights on request."""
     NORMALISED = "normalised"
-    """Weights are not negative and sum to one over the allowed keys."""
+    """Weights are not negative and sum to one over the allowed keys, unless an option replaces the distribution."""
     PADDING = "padding"
     """Accepts a key padding mask."""
     ROTARY = "rotary"

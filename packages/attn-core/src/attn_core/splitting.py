@@ -149,6 +149,16 @@ def rank_config(mechanism: Mechanism, config: MechanismConfig, rank: Rank) -> Me
     )
 
 
+def option_of_rank(mechanism: Mechanism, name: str, count: int | None, ranks: int) -> dict[str, int]:
+    """The option `name` of a rank's layer, which has an equal share of the `count` of the whole; none if that is None.
+
+    Raises `InvalidValue` if the ranks do not divide it.
+    """
+    if count is not None and count % ranks:
+        raise InvalidValue.of("tp", ranks, f"a divisor of the {count} {name} of mechanism {mechanism.name!r}")
+    return {} if count is None else {name: count // ranks}
+
+
 Shapes = Mapping[str, Sequence[int]]
 """Shapes of the learned tensors, or of the buffers, of a layer by name."""
 

@@ -41,6 +41,11 @@ class TestKimiDeltaOfLing(MechanismLaws):
     options = {"chunk": 8, "rank": 0, "gate_bias": True, "lower_bound": -5.0}
 
 
+class TestKimiDeltaWithTwoHeadsForEachKey(MechanismLaws):
+    mechanism = "kda"
+    options = {"chunk": 8, "key_heads": 2, "value_size": 6}
+
+
 class TestLightning(MechanismLaws):
     mechanism = "lightning"
     options = {"chunk": 8, "slope_factor": 0.5}

@@ -33,7 +33,13 @@ EXPECTED_STEPS = {
 OPTIONS = {
     "retnet": [{"base": None}, {"scale_base": 512.0}, {"value_size": 5}],
     "deltanet": [{"convolution": 0}, {"convolution": 1}],
-    "kda": [{"convolution": 2, "key_size": 6}, {"rank": 0}, {"rank": 3, "gate_bias": True}, {"lower_bound": -5.0}],
+    "kda": [
+        {"convolution": 2, "key_size": 6},
+        {"rank": 0},
+        {"key_heads": 1},
+        {"rank": 3, "gate_bias": True},
+        {"lower_bound": -5.0},
+    ],
     "gla": [{"key_size": 3, "value_size": 7}],
     "linear": [{}],
     "lightning": [{"slope_factor": 0.5}],

@@ -110,6 +110,35 @@ def test_kimi_delta_attention(agrees, steps):
     same(agrees("kda", package="fla-core naive_recurrent_kda"), full._replace(decay=decay), theirs)
 
 
+@pytest.mark.parametrize(("shared", "bound"), [(2, None), (1, -5.0)])
+def test_kimi_delta_attention_whose_heads_share_keys(agrees, shared, bound):
+    torch.manual_seed(0)
+    mechanism, heads, size = installed().mechanisms.get("kda"), 4, 4
+    options = {"key_heads": shared, "value_size": 6, "chunk": 16, "lower_bound": bound, "gate_bias": True}
+    layer = mechanism.build(configure(mechanism, options, hidden_size=16, num_heads=heads))
+    for name, weight in layer.named_parameters():
+        torch.nn.init.normal_(weight, mean=float(name == "norm"), std=0.4)
+
+    def theirs(given):
+        joined = torch.cat([layer.query(given), layer.key(given), layer.value(given)], dim=-1).transpose(1, 2)
+        mixed = torch.nn.functional.conv1d(
+            joined, layer.convolution.weight[:, None], padding=3, groups=joined.shape[1]
+        )[..., : given.shape[1]]  # fmt: skip
+        query, key, value = torch.nn.functional.silu(mixed).transpose(1, 2).split([shared * size] * 2 + [24], dim=-1)
+        query, key = (part.unflatten(-1, (shared, size)) for part in (query, key))
+        query, key = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (query, key))
+        step, rate = layer.fade(given).unflatten(-1, (heads, size)) + layer.step_bias, layer.rate.exp()[:, None]
+        decay = -rate * torch.nn.functional.softplus(step) if bound is None else bound * (rate * step).sigmoid()
+        strength = layer.strength(given).sigmoid()
+        out, _ = naive("kda").naive_recurrent_kda(query, key, value.unflatten(-1, (heads, 6)), decay, strength)
+        normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + layer.eps) * layer.norm
+        return layer.output(normed.flatten(-2) * layer.gate(given).sigmoid())
+
+    oracle = agrees("kda", package="fla-core naive_recurrent_kda")
+    learned = [(weight, weight) for weight in layer.parameters()]
+    oracle.functions(layer, theirs, torch.randn(2, 37, 16), tolerance=2e-4, weights=learned)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("epsilon", [1e-12])
 def test_performer_softmax_features_with_the_same_directions(agrees, epsilon):

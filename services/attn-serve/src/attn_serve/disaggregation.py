@@ -35,18 +35,16 @@ from attn_schema import (
     Tokenization,
 )
 
+from attn_serve.refusals import estimated_tokens
 from attn_serve.replica_client import ReplicaClient
 from attn_serve.replica_messages import StateTicket
 from attn_serve.replicas import Replicas, total
-from attn_serve.routing import prompt_bytes
 from attn_serve.state_transfer import StateLost
 
 log = logging.getLogger(__name__)
 
 PREFILL_SUFFIX = "+prefill"
 """Suffix of the name of the prefill deployment; names of models contain no plus sign."""
-BYTES_PER_TOKEN = 4
-"""Approximate bytes of text per token; `prompt_bytes` writes each token id as 4 bytes."""
 NONE_RUNS, LOST = "no prefill replica runs", "the prefill replica or the state was lost"
 MAX_ATTEMPTS = 2
 """How many prefill attempts are made before the decode replica computes the prompt itself."""
@@ -177,8 +175,7 @@ class DisaggregatedReplicas(EngineClient):
         """Whether the prompt of a task should be computed by a prefill replica, if one runs."""
         if isinstance(task.params, ScoringParams):
             return False  # the log probabilities of the prompt's tokens are no part of a state
-        tokens = len(prompt_bytes(task.prompt)) // BYTES_PER_TOKEN
-        return tokens >= self._deployment.prefill_min_tokens
+        return estimated_tokens(task.prompt) >= self._deployment.prefill_min_tokens
 
     async def submit(self, task: TextTask) -> None:
         """Start a task on a decode replica, after a prefill replica has computed its prompt if that is long."""

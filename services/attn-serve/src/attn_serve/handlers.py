@@ -89,7 +89,7 @@ class InferenceHandlers:
         most = most_new_tokens(request.sampling)
         size = RequestSize.of(call, (request.prompt,), most, resumed=request.resume is not None)
         with model.refusals.apply(size):
-            call.charge.reserve(estimated_tokens(request.prompt), most)
+            call.charge.reserve(size.prompt_tokens, most)
             # Beams show their tokens only at the end: who hangs up before pays for all.
             shown = request.sampling.num_beams == 1
             call.charge.new_tokens = 0 if shown else most
@@ -105,8 +105,9 @@ class InferenceHandlers:
         """Return the log probabilities of given sequences."""
         model = self._serving(request.model, call)
         params = ScoringParams(top_logprobs=request.top_logprobs)
-        with model.refusals.apply(RequestSize.of(call, request.prompts, 0)):
-            call.charge.reserve(sum(map(estimated_tokens, request.prompts)))
+        size = RequestSize.of(call, request.prompts, 0)
+        with model.refusals.apply(size):
+            call.charge.reserve(size.prompt_tokens)
             tasks = [text_task(prompt, params, call, model.adapter) for prompt in request.prompts]
             scores = await model.engine.score(tasks)
         usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))

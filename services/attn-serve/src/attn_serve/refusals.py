@@ -46,15 +46,13 @@ def most_new_tokens(params: SamplingParams) -> int:
 
 
 class RequestSize(NamedTuple):
-    """What is known of a request before it is tokenized: tenant, timeout in seconds, and sizes.
-
-    The size of the prompt is its tokens by estimate, and the bytes of its images.
-    """
+    """What is known of a request before it is tokenized: tenant, timeout in seconds, and sizes; tokens by estimate."""
 
     tenant: str
     timeout: float | None
     max_new_tokens: int
-    prompt_size: int
+    prompt_tokens: int
+    image_bytes: int = 0
     resumed: bool = False
 
     @classmethod
@@ -62,8 +60,13 @@ class RequestSize(NamedTuple):
         """The size of a request."""
         chats = (message for prompt in prompts for message in prompt.chat or ())
         images = sum(len(image) for message in chats for image in message.images)
-        size = sum(map(estimated_tokens, prompts)) + images
-        return cls(call.tenant, call.remaining(), max_new_tokens, size, resumed)
+        tokens = sum(map(estimated_tokens, prompts))
+        return cls(call.tenant, call.remaining(), max_new_tokens, tokens, images, resumed)
+
+    @property
+    def prompt_size(self) -> int:
+        """The size of the prompts: tokens, and bytes of images."""
+        return self.prompt_tokens + self.image_bytes
 
     @property
     def can_be_late(self) -> bool:

@@ -7,7 +7,7 @@ import math
 import random
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attn_schema import Prompt
 
@@ -27,27 +27,35 @@ LOAD_BOUND = 1.25
 def block_hashes(prompt: Prompt, tenant: str) -> list[bytes]:
     """One hash per whole block of a prompt, over all bytes up to the block's end. Hashes of tenants never match."""
     chain = hashlib.blake2b(digest_size=12, key=hashlib.blake2b(tenant.encode(), digest_size=32).digest())
-    data = prompt_bytes(prompt)
+    data = first_bytes(prompt, MAX_BLOCKS * BLOCK_BYTES)
     found = []
-    for start in range(0, min(len(data) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
+    for start in range(0, len(data) // BLOCK_BYTES * BLOCK_BYTES, BLOCK_BYTES):
         chain.update(data[start : start + BLOCK_BYTES])
         found.append(chain.digest())
     return found
 
 
-def prompt_bytes(prompt: Prompt) -> bytes:
-    """The prompt as bytes, in the order in which a model reads it; each kind of prompt starts with a different byte."""
-    parts = []
+def first_bytes(prompt: Prompt, most: int) -> bytes:
+    """The first bytes of a prompt, in the order in which a model reads it, at most so many."""
+    data = bytearray()
+    for part in parts_of(prompt, most):
+        data += part
+        if len(data) >= most:
+            break
+    return bytes(data[:most])
+
+
+def parts_of(prompt: Prompt, most: int) -> Iterator[bytes]:
+    """The parts of a prompt as bytes, and of each so many at least; each kind of prompt has another first byte."""
     if prompt.encoder_prompt is not None:
         encoder = prompt.encoder_prompt
-        parts += [b"e", (encoder.text or "").encode(), array("i", encoder.token_ids or ()).tobytes()]
+        yield b"e" + (encoder.text or "")[:most].encode() + array("i", (encoder.token_ids or ())[:most]).tobytes()
     if prompt.token_ids is not None:
-        parts += [b"i", array("i", prompt.token_ids).tobytes()]
+        yield b"i" + array("i", prompt.token_ids[:most]).tobytes()
     elif prompt.chat is not None:
-        parts += [f"\x02{turn.role}\x1f{turn.content}".encode() for turn in prompt.chat]
+        yield from (f"\x02{turn.role}\x1f{turn.content[:most]}".encode() for turn in prompt.chat)
     else:
-        parts += [b"t", (prompt.text or "").encode()]
-    return b"".join(parts)
+        yield b"t" + (prompt.text or "")[:most].encode()
 
 
 class PrefixRouter:

@@ -201,8 +201,8 @@ class Following:
 
     def require_same_bits(self, job_id: str, asked: TrainingConfig) -> None:
         """Each step of a job that has ended was measured, with the loss that it has undisturbed, to the bit."""
-        last = self.store.get(job_id).step
-        found, wanted = self.losses(job_id), self.undisturbed(asked, last)
+        last, found = self.store.get(job_id).step, self.losses(job_id)
+        wanted = self.undisturbed(asked, max(found))
         assert set(range(1, last + 1)) <= set(found)
         assert all(len(values) == 1 for values in found.values())
         assert all(wanted[step] == values for step, values in found.items())

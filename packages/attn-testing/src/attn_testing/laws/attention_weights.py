@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 import torch
-from attn_core import Capability
+from attn_core import Capability, configure
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attn_testing.law import MechanismLaw, require, require_same
+from attn_testing.law import MechanismLaw, require, require_same, seeded
 from attn_testing.laws.decoding import PLAN, follow, silent_where_nothing_decodes
 from attn_testing.subject import Case, in_mode
 
@@ -153,6 +153,12 @@ class RowSums(MechanismLaw):
     """Weights are non-negative, sum to one over the allowed keys and are zero for all others."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS, Capability.NORMALISED)
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        usual, own = map(case.mechanism.spec, (configure(case.mechanism, {}, **case.setting), case.config))
+        same = usual is None or own is None or own.distribution == usual.distribution
+        return None if same else "an option replaces its distribution"
 
     def test_weights_are_shares_of_the_allowed_keys(self, case: Case) -> None:
         query, source = case.rows(2, case.tokens), case.source(2, 29)
@@ -312,8 +318,7 @@ def gradient(case: Case, seed: int, *, again: bool = False) -> Tensor:
     """The gradient to the inputs of a training pass with this seed; with `again`, activations are recomputed."""
     layer: Any = case.build().train()
     rows, source = case.rows(2, TOKENS).requires_grad_(), case.source(2, TOKENS)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if again:
             out = checkpoint(case.attend, rows, source, None, layer, use_reentrant=False)
         else:

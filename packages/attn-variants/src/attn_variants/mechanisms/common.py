@@ -92,12 +92,18 @@ def self_attention(config: MechanismConfig, **parts: Any) -> AttentionSpec:
 
 def projection_weights(config: MechanismConfig, heads: Heads) -> int:
     """The number of elements of the query, key, value and output matrices; each takes two FLOPs per token."""
-    return config.hidden_size * 2 * heads.query * (heads.key_size + heads.value_size)
+    return config.hidden_size * (channels_of(heads) + heads.query * heads.value_size)
 
 
 def projection_biases(config: MechanismConfig, heads: Heads) -> int:
     """The number of elements of the biases of the same projections, 0 without `bias`."""
-    return heads.query * (2 * heads.key_size + heads.value_size) + config.hidden_size if config.bias else 0
+    return channels_of(heads) + config.hidden_size if config.bias else 0
+
+
+def channels_of(heads: Heads) -> int:
+    """The number of elements of the query, key and value of one token of a recurrence, over all heads; as many queries
+    as keys have `key_value` heads."""
+    return 2 * heads.key_value * heads.key_size + heads.query * heads.value_size
 
 
 DECODER = GROUPED_SELF - {Capability.BIDIRECTIONAL}

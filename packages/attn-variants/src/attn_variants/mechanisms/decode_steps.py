@@ -52,10 +52,10 @@ def delta(taps: int) -> dict[str, Any]:
 
 
 def sizes(heads: Heads) -> dict[str, Any]:
-    """The numbers and sizes of heads, without shared key/value heads."""
+    """The numbers and sizes of heads."""
     return {
         "num_heads": heads.query,
-        "num_key_heads": heads.query,
+        "num_key_heads": heads.key_value,
         "key_size": heads.key_size,
         "value_size": heads.value_size,
     }

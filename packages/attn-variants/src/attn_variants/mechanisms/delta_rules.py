@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from attn_core import MechanismConfig, Paper
 from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
+from attn_core.splitting import option_of_rank
 
 from attn_variants.mechanisms.decode_steps import delta_step, kimi_delta_step
 from attn_variants.mechanisms.recurrences import ConvolvedConfig, Extra, Recurrence, Update
@@ -94,16 +97,23 @@ class KimiDeltaAttention(Recurrence):
         """`rank` is that of the decay gate and of the output gate: by default the value size of a head, 0 for full
         matrices (Ling 3). `gate_bias` adds a bias to the output gate, as in the authors' library.
 
+        `key_heads`, by default the number of heads, is the number of queries and keys of a token: neighbouring heads,
+        each with its own values, decays, strengths and memory, share them.
+
         With `lower_bound` b < 0 the log decay is b σ(e^a (W x + b')) instead of -e^a softplus(W x + b'), so that it
         stays above b (Ling 3 and GLM-5.3, -5).
         """
 
+        key_heads: int | None = None
         rank: int | None = None
         gate_bias: bool = False
         lower_bound: float | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            require_whole("key_heads", self.key_heads, ge=1, optional=True)
+            if self.num_heads % (self.key_heads or self.num_heads):
+                raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.num_heads} heads")
             require_whole("rank", self.rank, ge=0, unit="units", optional=True)
             require_flag("gate_bias", self.gate_bias)
             require_number("lower_bound", self.lower_bound, lt=0, optional=True)
@@ -121,6 +131,10 @@ class KimiDeltaAttention(Recurrence):
         }
         gates = KimiGates(self.rank(config), own.gate_bias, own.lower_bound)
         return KimiDeltaLayer(self.heads(config), **shared, eps=own.norm_eps, gates=gates)
+
+    def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
+        """The option `key_heads` for a rank; raises `InvalidValue` if the ranks do not divide it."""
+        return option_of_rank(self, "key_heads", self.Config.of(config).key_heads, ranks)
 
     def rank(self, config: MechanismConfig) -> int:
         """The rank of the decay gate and of the output gate; 0 for full matrices."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -126,8 +126,9 @@ class Projections:
 class Inputs(NamedTuple):
     """The values from which the steps of tokens are computed.
 
-    `projected` are the projections of rows [batch, tokens, hidden_size]; `query`, `key` and `value` [batch, tokens,
-    heads, size] are projected, and convolved if the layer has a convolution.
+    `projected` are the projections of rows [batch, tokens, hidden_size]; `query` and `key` [batch, tokens, key_heads,
+    key_size] and `value` [batch, tokens, heads, value_size] are projected, and convolved if the layer has a
+    convolution.
     """
 
     projected: Projections
@@ -159,7 +160,7 @@ class RecurrenceLayer(nn.Module):
         self.plan = RecurrenceDispatcher(installed().kernels)
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
         self.step_spec: RecurrentStepSpec | None = None
-        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        into, out = heads.key_value * heads.key_size, heads.query * heads.value_size
         self.query: nn.Module = fresh_linear(hidden_size, into, bias=bias)
         self.key: nn.Module = fresh_linear(hidden_size, into, bias=bias)
         self.value: nn.Module = fresh_linear(hidden_size, out, bias=bias)
@@ -200,10 +201,10 @@ class RecurrenceLayer(nn.Module):
 
     def step_inputs(self, projected: Projections, batch: RaggedBatch, state: SlotsInPlace) -> RecurrentStepInputs:  # noqa: ARG002 -- positions, for those that turn
         """The inputs of a kernel for a decode step of rows [requests, hidden_size], as described by `step_spec`."""
-        query, key, value = (by_heads(rows, self.heads.query) for rows in projected.query_key_value())
+        query, key, value = self._by_heads(projected.query_key_value())
         convolution = None
         if self.convolution is not None:
-            into = self.heads.query * self.heads.key_size
+            into = self.heads.key_value * self.heads.key_size
             convolution = ConvolutionInputs(self.convolution.weight, None, (0, into, 2 * into))
         return RecurrentStepInputs(
             spec=cast("RecurrentStepSpec", self.step_spec),
@@ -288,6 +289,10 @@ class RecurrenceLayer(nn.Module):
         )
         return None if out is None else self.output(out.to(projected.rows.dtype))
 
+    def _by_heads(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        counts = (self.heads.key_value, self.heads.key_value, self.heads.query)
+        return [by_heads(rows, count) for rows, count in zip(parts, counts, strict=True)]
+
     def _decode(
         self, projected: Projections, batch: RaggedBatch, memory: Tensor, tail: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -333,7 +338,7 @@ class RecurrenceLayer(nn.Module):
             mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
             mixed, tail = self.convolution(mixed, tail)
             query, key, value = mixed.split([query.shape[-1], key.shape[-1], value.shape[-1]], dim=-1)
-        query, key, value = (by_heads(part, self.heads.query) for part in (query, key, value))
+        query, key, value = self._by_heads((query, key, value))
         return self.steps(Inputs(projected, query, key, value, places)).kept(key_padding_mask), tail
 
 

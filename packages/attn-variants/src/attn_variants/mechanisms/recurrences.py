@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import Decay, RecurrenceSpec
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
-from attn_variants.mechanisms.common import BASIC, projection_biases, projection_weights
+from attn_variants.mechanisms.common import BASIC, channels_of, projection_biases, projection_weights
 from attn_variants.mechanisms.decode_steps import gated_linear_step, lightning_step, retention_step
 
 
@@ -141,7 +142,7 @@ class Recurrence(ComputedMechanism):
     def joint_parameters(self, config: MechanismConfig) -> Mapping[str, tuple[int, ...]]:
         """The sizes of query, key and value in the weight of the convolution, which covers all three."""
         heads = self.heads(config)
-        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        into, out = heads.key_value * heads.key_size, heads.query * heads.value_size
         return {"convolution.weight": (into, into, out)}
 
     @abstractmethod
@@ -161,20 +162,22 @@ class Recurrence(ComputedMechanism):
         return self.update
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads of a config."""
+        """The heads of a config: `query` states and values, and `key_value` queries and keys, of which each serves as
+        many consecutive states."""
         size = config.head_layout.key_size
         own = RecurrenceConfig.of(config)
         return Heads(
             query=config.num_heads,
-            key_value=config.num_heads,
+            key_value=getattr(own, "key_heads", None) or config.num_heads,
             key_size=own.key_size or self.key_size(size),
             value_size=own.value_size or self.value_size(size),
         )
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """The recurrence that kernels compute."""
-        update = self.update_of(config)
-        return RecurrenceSpec(heads=self.heads(config), decay=update.decay, delta_rule=update.delta_rule)
+        update, heads = self.update_of(config), self.heads(config)
+        heads = dataclasses.replace(heads, key_value=heads.query)
+        return RecurrenceSpec(heads=heads, decay=update.decay, delta_rule=update.delta_rule)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One state S per head, in float32 for all model dtypes, and the last inputs of a convolution."""
@@ -206,11 +209,6 @@ class Recurrence(ComputedMechanism):
         """The number of taps of the short convolution, 0 for none."""
         own = self.Config.of(config)
         return own.convolution if isinstance(own, ConvolvedConfig) else 0
-
-
-def channels_of(heads: Heads) -> int:
-    """The number of elements of the query, key and value of one token, over all heads."""
-    return heads.query * (2 * heads.key_size + heads.value_size)
 
 
 class Retention(Recurrence):

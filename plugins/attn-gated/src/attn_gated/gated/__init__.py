@@ -21,7 +21,8 @@ from attn_core import (
     Window,
     hookimpl,
 )
-from attn_core.checks import require_choice, require_number, require_whole
+from attn_core.checks import require_choice, require_flag, require_number, require_whole
+from attn_core.distributions import Softmax, SoftmaxWithSink
 from attn_core.norms import QkNorm
 
 if TYPE_CHECKING:
@@ -56,13 +57,14 @@ class Gated(DeclaredMechanism):
 
         `activation` "softplus" replaces σ (Laguna). With `norm_eps` the queries and keys of every head are normalised
         first (Qwen3-Next). `window` is the number of visible tokens, the query's own included, None for all of them
-        (AFMoE).
+        (AFMoE). With `sink` each head has a learned logit more in the denominator, as in gpt-oss.
         """
 
         per: str = "element"
         activation: str = "sigmoid"
         norm_eps: float | None = None
         window: int | None = None
+        sink: bool = False
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -70,6 +72,7 @@ class Gated(DeclaredMechanism):
             require_choice("activation", self.activation, ACTIVATIONS)
             require_number("norm_eps", self.norm_eps, gt=0, optional=True)
             require_whole("window", self.window, ge=1, unit="tokens", optional=True)
+            require_flag("sink", self.sink)
 
     drops_weights = True
 
@@ -79,6 +82,7 @@ class Gated(DeclaredMechanism):
         return AttentionSpec(
             heads=own.head_layout,
             mask=mask_of(own),
+            distribution=SoftmaxWithSink() if own.sink else Softmax(),
             norm=None if own.norm_eps is None else QkNorm(eps=own.norm_eps),
             rotary=own.rotary,
         )

@@ -22,9 +22,9 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
+from attn_core.splitting import option_of_rank
 
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 
@@ -82,14 +82,8 @@ class GatedDeltaNet(ComputedMechanism):
         return {"filters": (sizes.into, *keys, *values), **layers}
 
     def split_options(self, config: MechanismConfig, ranks: int) -> Mapping[str, Any]:
-        """The option `key_heads` for a rank, which has an equal share of them.
-
-        Raises `InvalidValue` if the ranks do not divide `key_heads`.
-        """
-        shared = self.Config.of(config).key_heads
-        if shared is not None and shared % ranks:
-            raise InvalidValue.of("tp", ranks, f"a divisor of the {shared} key_heads of mechanism {self.name!r}")
-        return {} if shared is None else {"key_heads": shared // ranks}
+        """The option `key_heads` for a rank; raises `InvalidValue` if the ranks do not divide it."""
+        return option_of_rank(self, "key_heads", self.Config.of(config).key_heads, ranks)
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """The recurrence that kernels may compute in place of the layer."""

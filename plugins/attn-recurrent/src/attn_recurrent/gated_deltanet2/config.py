@@ -29,9 +29,14 @@ class GatedDelta2Config(GatedDeltaConfig):
         return self.rank or self.sizes.value
 
     @property
+    def rates(self) -> int:
+        """A rate of decay for each key head."""
+        return self.sizes.key_heads
+
+    @property
     def fades(self) -> int:
         """A decay for each channel of the keys."""
-        return self.sizes.into
+        return self.rates * self.sizes.key
 
     @property
     def strengths(self) -> int:
@@ -52,5 +57,5 @@ class GatedDelta2Config(GatedDeltaConfig):
 
     @property
     def vectors(self) -> int:
-        """A rate for each key head, and biases of decays and of output gates."""
-        return self.sizes.key_heads + self.fades + self.sizes.out
+        """Rates, and biases of decays and of output gates."""
+        return self.rates + self.fades + self.sizes.out

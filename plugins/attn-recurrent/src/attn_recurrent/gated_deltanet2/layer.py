@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attn_core.masking import wide
 from torch import Tensor, nn
@@ -15,6 +17,15 @@ from attn_recurrent.sequences import by_heads
 RATES = (1.0, 16.0)
 STEPS = (1e-3, 1e-1)
 """The ranges of the initial decay, as in the authors' code: rates per head, uniform; steps per channel, log-uniform."""
+
+
+def fresh_decay(rates: int, steps: int) -> tuple[nn.Parameter, nn.Parameter]:
+    """Initial rates, as natural logarithms, and biases of so many steps."""
+    rate = torch.empty(rates).uniform_(*RATES).log()
+    low, high = (torch.tensor(size).log() for size in STEPS)
+    size = torch.lerp(low, high, torch.rand(steps)).exp()
+    # The inverse of softplus, so that the bias alone gives the step that was drawn.
+    return nn.Parameter(rate), nn.Parameter(size + torch.log(-torch.expm1(-size)))
 
 
 class GatedDelta2Layer(GatedDeltaLayer):
@@ -34,19 +45,17 @@ class GatedDelta2Layer(GatedDeltaLayer):
             return nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, outputs, bias=bias))
 
         self.fade, self.gate = low_rank(config.fades, bias=False), low_rank(self.sizes.out, bias=True)
-        self.rate = nn.Parameter(torch.empty(self.sizes.key_heads).uniform_(*RATES).log())
-        low, high = (torch.tensor(size).log() for size in STEPS)
-        size = torch.lerp(low, high, torch.rand(config.fades)).exp()
-        # The inverse of softplus, so that the bias alone gives the step that was drawn.
-        self.fade_bias = nn.Parameter(size + torch.log(-torch.expm1(-size)))
+        self.rate, self.fade_bias = fresh_decay(config.rates, config.fades)
 
     def _gates(self, fade: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-        rates = wide(self.rate).exp().repeat_interleave(self.sizes.key)
-        decay, gates = -rates * softplus(fade + wide(self.fade_bias)), strength.sigmoid()
-        erase, write = torch.split(gates, [self.sizes.into, self.sizes.out], dim=-1)
-        return decay, torch.cat([erase * self.strongest, write], dim=-1)
+        erase, write = torch.split(strength.sigmoid(), [self.sizes.into, self.sizes.out], dim=-1)
+        return self._decay(fade), torch.cat([erase * self.strongest, write], dim=-1)
 
-    def _inputs(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor) -> Writes:
+    def _decay(self, fade: Tensor) -> Tensor:
+        """The log decays of the channels."""
+        return -wide(self.rate).exp().repeat_interleave(self.sizes.key) * softplus(fade + wide(self.fade_bias))
+
+    def _inputs(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor) -> Any:
         erase, write = torch.split(strength, [self.sizes.into, self.sizes.out], dim=-1)
         decay, erase = (self._for_each_head(by_heads(part, self.sizes.key_heads)) for part in (decay, erase))
         return Writes(query, key, by_heads(write, self.sizes.heads) * value, decay, erase * key)

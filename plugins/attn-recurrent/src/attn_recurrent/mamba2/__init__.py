@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import (
     Capability,
@@ -32,7 +32,7 @@ class Mamba2(ComputedMechanism):
 
     name = "mamba2"
     summary = "state space duality: linear attention with a data-dependent scalar decay per head"
-    used_by = ("Nemotron-H", "Granite 4")
+    used_by: ClassVar[tuple[str, ...]] = ("Nemotron-H", "Granite 4")
     paper = Paper(
         title="Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space"
         " Duality",
@@ -72,7 +72,7 @@ class Mamba2(ComputedMechanism):
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix per head in float32, and the last inputs of the convolution in the model's dtype."""
         own = Mamba2Config.of(config)
-        memory = {"S": Field((own.num_heads, own.state_size, own.head), dtype="float32")}
+        memory = {"S": Field(own.memory, dtype="float32")}
         if own.taps > 1:
             memory["tail"] = Field((own.taps - 1, own.channels))
         return {"memory": Slot(memory)}
@@ -80,7 +80,7 @@ class Mamba2(ComputedMechanism):
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
         """The cost of projections and the chunked recurrence as torch counts it: matrix products only."""
         own = Mamba2Config.of(config)
-        into = own.inner + own.channels + own.num_heads
+        into = own.inner + own.channels + own.num_heads + own.further
         weights = own.hidden_size * (into + own.inner)
         whole, rest = divmod(shape.query, own.chunk)
         chunk_pairs = whole * own.chunk**2 + rest**2

@@ -50,7 +50,17 @@ class Mamba2Config(MechanismConfig):
         return self.inner + 2 * self.groups * self.state_size
 
     @property
-    def step(self) -> RecurrentStepSpec:
+    def further(self) -> int:
+        """The number of outputs of the first linear layer after gate, x, B, C and step sizes."""
+        return 0
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """The shape of the memory: a matrix for each head."""
+        return self.num_heads, self.state_size, self.head
+
+    @property
+    def step(self) -> RecurrentStepSpec | None:
         """The decode step that a layer requests from kernels, where C, B and x are queries, keys and values."""
         return RecurrentStepSpec(
             num_heads=self.num_heads,

@@ -35,9 +35,11 @@ def solved(given: Regression, total: Tensor, before: Tensor | None) -> Tensor:
     sums = torch.unflatten(faded(ones, total) @ outer.flatten(-2), -1, outer.shape[-2:])
     if before is not None:
         sums = sums + total.exp()[..., None] * before[:, :, None]
-    # Symmetric and positive definite, as ridges are at least their lower bound.
-    factor = torch.linalg.cholesky(sums + torch.diag_embed(given.ridge))
-    return torch.cholesky_solve(given.query[..., None], factor)[..., 0]
+    # Symmetric and positive definite, as ridges are at least their lower bound, unless there is a number that is none,
+    # which stays in its sequence.
+    factor, failed = torch.linalg.cholesky_ex(sums + torch.diag_embed(given.ridge))
+    found = torch.cholesky_solve(given.query[..., None], factor)[..., 0]
+    return found.masked_fill(failed[..., None] != 0, torch.nan)
 
 
 def one_chunk(given: Regression, memory: Tensor) -> tuple[Tensor, Tensor]:

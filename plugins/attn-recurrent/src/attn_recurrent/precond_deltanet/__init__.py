@@ -24,7 +24,12 @@ class PrecondDeltaNet(GatedDeltaNet):
     name = "precond_deltanet"
     summary = "the gated delta rule with writes scaled by the past energy of each channel of the keys"
     used_by = ()
-    paper = Paper(title="Preconditioned DeltaNet", authors="flash-linear-attention", year=2026)
+    paper = Paper(
+        title="Preconditioned DeltaNet: Curvature-aware Sequence Modeling for Linear Recurrences",
+        authors="flash-linear-attention",
+        year=2026,
+        arxiv="2604.21100",
+    )
     equation = (
         r"S_t = \alpha_t (I - \beta_t \tilde k_t k_t^\top) S_{t-1} + \beta_t \tilde k_t v_t^\top,\quad"
         r" o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad \tilde k_t = k_t \odot c^{-r_t / (1 + |r_t|)},\quad"

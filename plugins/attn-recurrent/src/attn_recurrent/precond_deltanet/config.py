@@ -28,14 +28,19 @@ class PrecondDeltaConfig(GatedDeltaConfig):
         require_number("center", self.center)
 
     @property
+    def energies(self) -> int:
+        """The number of heads whose keys have energies: those of keys."""
+        return self.sizes.key_heads
+
+    @property
     def fades(self) -> int:
-        """The decays of the memories, and those of the energies of key heads."""
-        return self.num_heads + self.sizes.key_heads
+        """The decays of the memories, and those of the energies."""
+        return self.num_heads + self.energies
 
     @property
     def strengths(self) -> int:
         """The strengths of the writes, and those with which energies grow."""
-        return self.num_heads + self.sizes.key_heads
+        return self.num_heads + self.energies
 
     @property
     def memory(self) -> tuple[int, int, int]:
@@ -48,5 +53,5 @@ class PrecondDeltaConfig(GatedDeltaConfig):
 
     @property
     def vectors(self) -> int:
-        """Those of `gated_deltanet`, and the centers of key heads."""
-        return super().vectors + self.sizes.key_heads
+        """Those of the layer without preconditioner, and the centers."""
+        return super().vectors + self.energies

@@ -40,7 +40,7 @@ class PrecondDeltaLayer(GatedDeltaLayer):
     def __init__(self, config: PrecondDeltaConfig) -> None:
         super().__init__(config)
         self.squash, self.squash_eps = math.log(config.squash), config.squash_eps
-        self.center = nn.Parameter(torch.full((config.sizes.key_heads,), float(config.center)))
+        self.center = nn.Parameter(torch.full((config.energies,), float(config.center)))
 
     def _gates(self, fade: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
         decay, strength = super()._gates(fade, strength)
@@ -53,9 +53,11 @@ class PrecondDeltaLayer(GatedDeltaLayer):
         (decay, fading), (strength, gain) = (
             torch.split(part.transpose(1, 2)[..., None], both, dim=1) for part in (decay, strength)
         )
-        center = wide(self.center)[:, None, None].expand_as(gain)
-        energies = (self._for_each_head(part) for part in (fading, gain, center))
+        energies = (self._for_each_head(part) for part in (fading, gain, self._center(gain)))
         return Preconditioned(query, key, value, decay, strength, *energies)
+
+    def _center(self, gain: Tensor) -> Tensor:
+        return wide(self.center)[:, None, None].expand_as(gain)
 
     def written(self, given: Preconditioned, energy: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys as they are written, and the energies after the tokens, both [batch, heads, tokens, key_size];

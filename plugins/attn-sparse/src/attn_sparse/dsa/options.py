@@ -32,8 +32,8 @@ class DsaConfig(MechanismConfig):
             require_whole(name, getattr(self, name), ge=1)
         require_number("align", self.align, ge=0)
         if self.rotary is not None and self.turned % 2:
-            allowed = f"a size whose rotated fraction, {self.rotary.fraction:g}, is an even number of elements"
-            raise InvalidValue.of("index_size", self.index_size, allowed)
+            given = "{} of {} {}".format(self.rotary.fraction, *self.turned_like)
+            raise InvalidValue.of("rotary.fraction", given, "a fraction that gives an even number of elements")
 
     @property
     def query_width(self) -> int:
@@ -56,6 +56,11 @@ class DsaConfig(MechanismConfig):
         return self.top + self.every - 1
 
     @property
+    def turned_like(self) -> tuple[str, int]:
+        """The name and the value of the size of which a fraction has rotary positions, in index heads."""
+        return "index_size", self.index_size
+
+    @property
     def turned(self) -> int:
         """The number of elements of an index head that rotary positions are applied to."""
-        return 0 if self.rotary is None else int(self.index_size * self.rotary.fraction)
+        return 0 if self.rotary is None else int(self.turned_like[1] * self.rotary.fraction)

@@ -37,9 +37,9 @@ class QsaConfig(DsaConfig):
         return self.block
 
     @property
-    def turned(self) -> int:
-        """The number of elements of a head, and of an index head, that rotary positions are applied to."""
-        return 0 if self.rotary is None else int(self.head_layout.key_size * self.rotary.fraction)
+    def turned_like(self) -> tuple[str, int]:
+        """As many elements have rotary positions as of a head."""
+        return "head_size", self.head_layout.key_size
 
     @property
     def index_queries(self) -> int:
