@@ -12,9 +12,12 @@ the kernels' own instruction, compiled for it). `load` is the seconds from the c
 that opens a file to a first token, for the first opening and the second; `memory` is that of the process in MB, without
 pages of files.
 
-    python benchmarks/common_models_cpu.py FOLDER --llamacpp FOLDER_OF_NODE_MODULES --tokenizer MODEL_FOLDER
+    python benchmarks/common_models_cpu.py FOLDER --llamacpp FOLDER_OF_NODE_MODULES --tokenizer MODEL_FOLDER \\
+        --out RESULT.json --plot RESULT.png --seconds 150
 
-FOLDER keeps the files (0.7 GB for a model of 1.1 B in Q4_0).
+FOLDER keeps the files (0.7 GB for a model of 1.1 B in Q4_0). A run is whole in parts: with `--out` of an earlier run,
+rows that are there are not measured again; `--seconds` ends it before the first measurement that would begin later.
+What does not fit the memory that is free is said instead of measured. `--plot` draws the rates over those of llama.cpp.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import psutil
 from common_shapes import FILE_TYPES, SHAPES, Shape, file_of
 from report import write_report
 
@@ -289,7 +294,7 @@ def shares(
     if measurement["op"] == "prompt":
         linear = shape.multiplied - shape.vocabulary * shape.width
         return {"share_of_int16": round(2 * linear * rate / 1e9 / most["int16_gop_s"], 3)}
-    kept = 2 * shape.layers * shape.kv_heads * shape.head_size * 4 * measurement["depth"] * measurement["batch"]
+    kept = bytes_of_keys(shape, measurement | {"count": 0})
     read = size * shape.multiplied / sum(o * i for _, o, i in shape.matrices()) + kept
     return {"share_of_copy": round(read * rate / measurement["batch"] / 1e9 / most["copy_gb_s"], 3)}
 
@@ -308,36 +313,59 @@ def commands(args: argparse.Namespace, file: Path, work: Path, vocabulary: int) 
         yield "transformers, bfloat16", [*own, "transformers", "bfloat16", str(file)]
 
 
+def bytes_of_keys(shape: Shape, measurement: dict[str, Any]) -> int:
+    """The bytes of the keys and values, in float32, that a measurement keeps at its end."""
+    tokens = measurement["depth"] + measurement.get("count", 1)
+    return 2 * shape.layers * shape.kv_heads * shape.head_size * 4 * tokens * int(measurement.get("batch", 1))
+
+
 def rows(args: argparse.Namespace, most: dict[str, float], work: Path) -> Iterator[dict[str, Any]]:
+    """The rows that `args.known` lacks."""
     if args.llamacpp:
         (work / "node_modules").symlink_to((args.llamacpp / "node_modules").resolve())
         (work / "peer.mjs").write_text(NODE)
+    known = {(row["model"], row["file"], row["what"]) for row in args.known}
     for name in args.models:
         for file_type in args.files:
-            file = file_of(name, file_type, args.folder, args.tokenizer)
-            facts = {"model": name, "file": file_type, "megabytes": round(file.stat().st_size / 1e6, 1)}
-            children = {
-                system: Child(command, args.threads)
-                for system, command in commands(args, file, work, SHAPES[name].vocabulary)
-            }
-            try:
-                for system, child in children.items():
-                    loads = [round(child.ask(op="load")[0], 2) for _ in range(2)]
-                    yield facts | {"system": system, "what": "load", "seconds": loads, "memory": child.memory()}
-                for row in in_turn(args, children):
-                    measured = MEASUREMENTS[row["what"]]
-                    share = (
-                        shares(SHAPES[name], file.stat().st_size, measured, row["rate"], most) if row["rate"] else {}
-                    )
-                    yield facts | row | share
-            finally:
-                for child in children.values():
-                    child.close()
+            asked = [what for what in args.measure if (name, file_type, what) not in known]
+            if asked and time.monotonic() < args.until:
+                yield from rows_of_file(args, name, file_type, asked, most, work)
 
 
-def in_turn(args: argparse.Namespace, children: dict[str, Child]) -> Iterator[dict[str, Any]]:
+def rows_of_file(
+    args: argparse.Namespace, name: str, file_type: str, asked: list[str], most: dict[str, float], work: Path
+) -> Iterator[dict[str, Any]]:
+    shape, file = SHAPES[name], file_of(name, file_type, args.folder, args.tokenizer)
+    size, facts = file.stat().st_size, {"model": name, "file": file_type}
+    started = dict(commands(args, file, work, shape.vocabulary))
+    # transformers dequantizes the file, to bfloat16.
+    weights = 2 * sum(outputs * inputs for _, outputs, inputs in shape.matrices()) if args.transformers else 0
+    free, needed = psutil.virtual_memory().available, size + weights
+    fits = [what for what in asked if needed + len(started) * bytes_of_keys(shape, MEASUREMENTS[what]) < free]
+    for what in asked:
+        if what not in fits:
+            yield facts | {"what": what, "skipped": f"does not fit the {free / 1e9:.1f} GB of memory that are free"}
+    children = {system: Child(command, args.threads) for system, command in started.items()} if fits else {}
+    facts["megabytes"] = round(size / 1e6, 1)
+    try:
+        for system, child in children.items():
+            loads = [round(child.ask(op="load")[0], 2) for _ in range(2)]
+            if not any(row["what"] == "load" and facts.items() <= row.items() for row in args.known):
+                yield facts | {"system": system, "what": "load", "seconds": loads, "memory": child.memory()}
+        for row in in_turn(args, fits, children):
+            measured = MEASUREMENTS[row["what"]]
+            share = shares(shape, size, measured, row["rate"], most) if row["rate"] else {}
+            yield facts | row | share | {"load": round(os.getloadavg()[0], 1)}
+    finally:
+        for child in children.values():
+            child.close()
+
+
+def in_turn(args: argparse.Namespace, asked: list[str], children: dict[str, Child]) -> Iterator[dict[str, Any]]:
     """A row for each system and measurement; the rate is 0 if no round was quiet."""
-    for what in args.measure:
+    for what in asked:
+        if time.monotonic() > args.until:
+            return
         measurement, rates = MEASUREMENTS[what], defaultdict[str, list[float]](list)
         for turn in range(args.rounds + 1):
             for system, child in children.items():
@@ -352,7 +380,36 @@ def in_turn(args: argparse.Namespace, children: dict[str, Child]) -> Iterator[di
             yield {"system": system, "what": what, "rate": round(rate, 1), "rounds": spread} | beside
 
 
-def main() -> None:
+def plot(measured: list[dict[str, Any]], path: Path) -> None:
+    """Draw the rates of attn over those of llama.cpp: a panel for each file type, bars for models and measurements."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    beside = [row for row in measured if row.get("over_llama_cpp") and row["system"] == "attn, auto"]
+    types = [name for name in FILE_TYPES if any(row["file"] == name for row in beside)]
+    figure, panels = plt.subplots(max(1, len(types)), squeeze=False, figsize=(11, 3 * max(1, len(types))), sharex=True)
+    models = [name for name in SHAPES if any(row["model"] == name for row in beside)]
+    for panel, file_type in zip(panels[:, 0], types, strict=False):
+        for place, model in enumerate(models):
+            found = {
+                row["what"]: row["over_llama_cpp"]
+                for row in beside
+                if (row["model"], row["file"]) == (model, file_type)
+            }
+            at = [i + (place - len(models) / 2) / (len(models) + 1) for i in range(len(MEASUREMENTS))]
+            panel.bar(
+                at, [found.get(what, 0) for what in MEASUREMENTS], 1 / (len(models) + 1), align="edge", label=model
+            )
+        panel.axhline(1, color="black", linewidth=0.8)
+        panel.set(title=file_type, ylabel="attn / llama.cpp")
+        panel.set_xticks(range(len(MEASUREMENTS)), MEASUREMENTS, fontsize=8)
+        panel.legend(fontsize=7, ncols=4)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+
+
+def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder", type=Path, help="where the files are kept")
     p.add_argument("--models", nargs="+", choices=SHAPES, default=[name for name in SHAPES if name != "llama-1.1b"])
@@ -366,7 +423,14 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--processor-time", action="store_true", help="seconds of one thread's work, on a busy machine")
     p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
+    p.add_argument("--seconds", type=float, default=float("inf"), help="begin no measurement after so many seconds")
+    p.add_argument("--plot", type=Path, help="where a picture of the rates over those of llama.cpp goes, a PNG")
     p.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    return p
+
+
+def main() -> None:
+    p = parser()
     args = p.parse_args()
     global clock  # noqa: PLW0603 -- one for the process
     clock = time.process_time if args.processor_time else time.perf_counter
@@ -377,12 +441,22 @@ def main() -> None:
         p.error(f"--threads: {args.threads} is more than the {cores} cores that this process may use")
     if args.processor_time and args.threads > 1:
         p.error("--processor-time: only with --threads 1, as threads work while they wait for one another")
+    if args.plot and not args.out:
+        p.error("--plot: only with --out")
     if args.tokenizer is None:
         p.error("--tokenizer: needed, for the vocabulary of the files")
+    args.until = time.monotonic() + args.seconds
+    now = {"threads": args.threads, "processor_time": args.processor_time}
+    earlier = json.loads(args.out.read_text()) if args.out and args.out.exists() else now | {"rows": []}
+    if any(earlier[name] != value for name, value in now.items()):
+        p.error(f"--out: {args.out} was measured with other --threads or --processor-time; give another file")
+    args.known = [row for row in earlier["rows"] if "skipped" not in row]
     with tempfile.TemporaryDirectory() as work:
         most = ceilings(args.threads, Path(work))
-        facts = {"question": "tokens a second", "threads": args.threads, "processor_time": args.processor_time, **most}
-        write_report("common_models_cpu", facts, rows(args, most, Path(work)), args.out)
+        facts = {"question": "tokens a second", **now, **most}
+        write_report("common_models_cpu", facts, chain(args.known, rows(args, most, Path(work))), args.out)
+    if args.plot:
+        plot(json.loads(args.out.read_text())["rows"], args.plot)
     return None
 
 

@@ -29,8 +29,10 @@ from attn_testing.memory import stepped_logits
 
 README = workspace.ROOT / "packages" / "attn-models" / "README.md"
 BEGIN, END = "<!-- families: python tools/model_families.py --write -->", "<!-- end of families -->"
+ELSEWHERE = {"olmo3": "olmo2", "qwen3_next": "qwen3next"}
+"""The architectures of plugins whose files hold families of this package."""
 READ = (*GGUF_FAMILIES, *JOINED_FAMILIES)
-GGUF = {name: family.name for family in READ for name in (family.model_type, *family.relatives)} | {"olmo3": "olmo2"}
+GGUF = {name: family.name for family in READ for name in (family.model_type, *family.relatives)} | ELSEWHERE
 HEADER = "| `model_type` | kind | GGUF | largest difference to transformers | file, lines |\n|---|---|---|---|---|"
 
 

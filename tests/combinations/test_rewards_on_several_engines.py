@@ -102,7 +102,7 @@ def require_same(found: dict[int, dict[str, float]], wanted: dict[int, dict[str,
         assert {name: found[step].get(name) for name in SAME} == {name: values.get(name) for name in SAME}, step
         for name in ("loss", "gradient_norm"):
             assert found[step][name] == pytest.approx(values[name], abs=tolerance), (step, name)
-        assert found[step]["sampling_logp_difference"] <= tolerance
+        assert found[step].get("sampling_logp_difference", 0.0) <= tolerance
     rewards = {values["reward"] for values in wanted.values()}
     assert len(rewards) > 2, "the policy changes what it says"
 
@@ -123,6 +123,18 @@ async def test_a_server_samples_as_one_process_does_also_for_two_trainers_and_af
         assert (await client.jobs.get("stopped")).state is JobState.CANCELLED
         await client.jobs.resume("stopped")
         require_same(before | await measured(client, "stopped"), wanted, 1e-5)
+
+
+async def test_a_server_samples_for_an_adapter_at_a_temperature_as_one_process_does(home: Path) -> None:
+    hot, lora = {"temperature": 0.7}, {"lora_rank": 2, "use_dora": True}
+    async with server(home, ray=False) as (client, address):
+        wanted = await trained(client, "one", config(home, on_policy=hot, lora=lora))
+        far = {"rollout_server": address, "rollout_model": "policy"} | hot
+        found = await trained(client, "served", config(home, on_policy=far, lora=lora))
+        for step, values in found.items():
+            # What the server says is that of merged weights.
+            assert values.pop("sampling_logp_difference") <= 1e-6, step
+        require_same(found, wanted, 0.0)
 
 
 @pytest.mark.ray

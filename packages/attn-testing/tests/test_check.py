@@ -33,6 +33,19 @@ def test_every_law_has_a_result_with_a_summary():
     assert [result.law for result in results if not result.passed] == ["described"]
 
 
+def test_laws_meet_every_mode_size_and_feature_that_they_apply_to_in_half_the_cases():
+    subject = Subject("gqa")
+    counts = [0, 0]
+    for law in laws.MECHANISM_LAWS:
+        every, _ = law.applicable(subject.cases)
+        if every and law.parts(every[0]) is None:
+            both = every, law.covering(every)
+            words = [{word for case in cases for word in case.label.split("-")} for cases in both]
+            assert words[0] == words[1], law
+            counts = [count + len(cases) for count, cases in zip(counts, both, strict=True)]
+    assert counts[1] < counts[0] / 2
+
+
 def test_a_broken_law_names_the_case_and_what_was_seen():
     result = judge(laws.ChunkedPrefill, Subject(BROKEN[laws.ChunkedPrefill], settings=ONE))
     assert not result.passed

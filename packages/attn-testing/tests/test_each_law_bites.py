@@ -34,7 +34,7 @@ def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
     subject = Subject(BROKEN[law], settings=SETTINGS)
     # Compiling takes seconds, so it is judged where it is what breaks, and for the sound mechanism.
     judged = [one for one in MECHANISM_LAWS if one is not Compiles or law is Compiles]
-    results = [judge(one, subject) for one in judged]
+    results = [judge(one, subject, every_case=False) for one in judged]
     # Preempted requests are computed beside others; and gradients to inputs that do not matter are no differences.
     also = {BatchInvariance: {Preemption}, CausalityByGradient: {Gradients}, Devices: {OnMeta}}.get(law, set())
     found = {result.law: result.detail for result in results if not result.passed}
@@ -46,7 +46,7 @@ def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
     ("law", "mechanism"), ALSO_BROKEN, ids=lambda one: one.title() if isinstance(one, type) else type(one).__name__
 )
 def test_what_a_short_trial_would_miss_is_found(law, mechanism):
-    result = judge(law, Subject(mechanism, settings=SETTINGS))
+    result = judge(law, Subject(mechanism, settings=SETTINGS), every_case=False)
     assert result.applied
     assert not result.passed
     assert judge(law, Subject(Sound(), settings=SETTINGS)).passed

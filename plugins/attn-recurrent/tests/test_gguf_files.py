@@ -35,6 +35,7 @@ EXPERTS = {
 }
 CASES = {
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "qwen3next": ("qwen3_next", DELTA | EXPERTS),
     "qwen35": ("qwen3_5_text", DELTA),
     "qwen35moe": ("qwen3_5_moe_text", DELTA | EXPERTS),
 }
@@ -69,7 +70,16 @@ def stored(model, names):
     for theirs, tensor in model.state_dict().items():
         _, delta, leaf = theirs.partition(".linear_attn.")
         layer = theirs.split(".")[2] if ".layers." in theirs else ""
-        if delta:
+        if leaf == "in_proj_qkvz.weight":
+            parts = [part.flatten(0, 1) for part in tensor.unflatten(0, (2, -1)).split([8, 8, 12, 12], 1)]
+            yield f"blk.{layer}.attn_qkv.weight", torch.cat(parts[:3])
+            yield f"blk.{layer}.attn_gate.weight", parts[3]
+        elif leaf == "in_proj_ba.weight":
+            yield f"blk.{layer}.ssm_ba.weight", tensor
+        elif delta and model.config.model_type == "qwen3_next":
+            kept = -tensor.exp() if leaf == "A_log" else tensor
+            yield f"blk.{layer}.{RENAMED[leaf]}", kept[:, 0] if leaf == "conv1d.weight" else kept
+        elif delta:
             yield f"blk.{layer}.{RENAMED[leaf]}", rearranged(leaf, tensor)
         elif theirs.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
@@ -85,7 +95,9 @@ def stored(model, names):
 def write(path, name: str, model) -> None:
     config, writer = model.config, gguf.GGUFWriter(path, name)
     kinds = config.layer_types
-    writer.add_block_count(config.num_hidden_layers)
+    drafts = int(name == "qwen35")  # of what converters add since 2026, one tensor stands for all
+    writer.add_block_count(config.num_hidden_layers + drafts)
+    writer.add_nextn_predict_layers(drafts)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(48)
@@ -104,8 +116,12 @@ def write(path, name: str, model) -> None:
         writer.add_ssm_group_count(2)
         writer.add_ssm_time_step_rank(6)
         writer.add_ssm_inner_size(24)
-        writer.add_array(f"{name}.attention.recurrent_layers", [kind == "linear_attention" for kind in kinds])
-    if name == "qwen35moe":
+        writer.add_array(
+            f"{name}.attention.recurrent_layers", [kind == "linear_attention" for kind in kinds] + [False] * drafts
+        )
+    if drafts:
+        writer.add_tensor("blk.2.nextn.enorm.weight", np.ones(32, np.float32))
+    if name in ("qwen35moe", "qwen3next"):
         writer.add_expert_count(4)
         writer.add_expert_used_count(2)
     writer.add_tokenizer_model("gpt2")
@@ -123,7 +139,7 @@ def write(path, name: str, model) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35", pytest.param("qwen35moe", marks=pytest.mark.oracle)])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3next", "qwen35", pytest.param("qwen35moe", marks=pytest.mark.oracle)])
 def test_a_file_gives_the_logits_of_transformers(name, tmp_path):
     family, fields = CASES[name]
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ from asking_inference import ask, refused
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_core.errors import AlreadyExists, InvalidValue, PermissionDenied, Unauthenticated, UnknownName
+from attn_core.errors import AlreadyExists, InvalidValue, PermissionDenied, Unauthenticated, Unavailable, UnknownName
 from attn_gateway import Gateway, GatewaySettings, read_tenants, serving
 from attn_gateway.policies.limits import Limits, TenantUse
 from attn_gateway.records import ArtifactStore, Database, ModelRecord, ModelRecords
@@ -279,6 +279,17 @@ async def test_every_name_and_link_of_a_tenants_model_is_hidden_from_others(home
                 await sources.find(name, "bob")
         assert await sources.find("tiny", "bob") == home / "models" / "tiny"
         assert set(await sources.names("ann")) - set(await sources.names("bob")) == {"x/y", "alias"}
+
+
+async def test_a_path_is_read_for_longer_than_the_database_may_take(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attn_gateway.records.database.ANSWER_SECONDS", 0.0)
+    with Database(f"sqlite:///{tmp_path}/records.sqlite3") as database:
+        sources, path = ModelSources(home, ModelRecords(database)), home / "models" / "tiny"
+        with pytest.raises(Unavailable):
+            await sources.find("tiny")
+        assert await sources.find(str(path)) == path
 
 
 async def test_an_artifact_published_anew_is_never_taken_for_the_one_that_is_served(

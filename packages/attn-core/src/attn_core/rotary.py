@@ -93,14 +93,16 @@ class Llama3Scaling(RotaryScaling):
         require_number(f"{self.kind}.factor", self.factor, ge=1)
         require_context(self, "original_max_position_embeddings")
         require_number("llama3.high", self.high, gt=0)
-        require_number("llama3.low", self.low, gt=0, lt=self.high)
+        require_number("llama3.low", self.low, gt=0, le=self.high)
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
         return [self._of(frequency) for frequency in unscaled(base, rotated)]
 
     def _of(self, frequency: float) -> float:
         turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
-        kept = min(1.0, max(0.0, (turns - self.low) / (self.high - self.low)))
+        # Llama 4 has nothing to interpolate.
+        between = (turns - self.low) / (self.high - self.low) if self.high > self.low else float(turns >= self.low)
+        kept = min(1.0, max(0.0, between))
         return (1 - kept) * frequency / self.factor + kept * frequency
 
 

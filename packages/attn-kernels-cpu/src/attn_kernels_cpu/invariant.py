@@ -125,8 +125,11 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 -- torch's na
     if input.dim() < 2 or other.dim() < 2:
         with Operations():  # type: ignore[no-untyped-call]
             return torch.matmul(input, other)
-    batch = torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
-    left, right = (part.expand(*batch, -1, -1).reshape(-1, *part.shape[-2:]) for part in (input, other))
+    batch, left, right = input.shape[:-2], input, other
+    if batch != other.shape[:-2]:
+        batch = torch.broadcast_shapes(batch, other.shape[:-2])  # type: ignore[no-untyped-call]
+        left, right = (part.expand(*batch, -1, -1) for part in (input, other))
+    left, right = (part.reshape(-1, *part.shape[-2:]) for part in (left, right))
     return products(left, right).view(*batch, input.shape[-2], other.shape[-1])
 
 
@@ -302,7 +305,15 @@ OWN: Mapping[Any, Callable[..., Any]] = {
 """Operations of PyTorch whose results depend on other elements, and their replacements."""
 
 DIRECT: Mapping[Any, Callable[..., Any]] = {functional.linear: _linear, functional.silu: _silu}
-UNTRACKED = dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul)
+UNTRACKED: Mapping[Any, Callable[..., Any]] = {
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+    functional.rms_norm: lambda rows, shape, weight=None, eps=None: _rms_norm(rows, shape, weight, eps)[0],
+    functional.layer_norm: lambda rows, shape, weight=None, bias=None, eps=1e-5: _layer_norm(
+        rows, shape, weight, bias, eps
+    )[0],
+}
 """Frequent functions, and what the replacements of their operations compute: always, and only without gradients."""
 
 _EXACT_OF_ELEMENTS = """
@@ -330,6 +341,7 @@ view reshape transpose permute t expand expand_as view_as unsqueeze squeeze flat
 select swapaxes movedim contiguous to float type_as size dim stride numel element_size is_floating_point data_ptr pad
 is_contiguous tolist item hstack vstack tensor as_tensor is_tensor is_grad_enabled take_along_dim repeat_interleave
 __getitem__ __setitem__ __len__ __bool__ __int__ __float__ requires_grad_ __neg__ __eq__ __ne__ __lt__ __le__ __gt__
+promote_types long cpu
 __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__
 __ge__ __and__ __or__ __xor__ __invert__ __ior__ __iand__
 """

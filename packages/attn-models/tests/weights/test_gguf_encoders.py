@@ -15,6 +15,7 @@ from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.sources.gguf_files import convert_gguf
 from attn_models.tokenizers import tokenizer_from_gguf
 from attn_models.weights import read_folder, read_gguf_header
+from attn_testing.gguf_files import TOKENS, named, write_gguf
 
 PIECES = "a the dog cat run ##s ##ning café résumé naive 2024 ##24 20 , . ! ' ( ) 你 好 😀 ##x ##er [ ] ## [x]"
 WORDS = PIECES.split()
@@ -159,6 +160,32 @@ def test_blocks_are_kept_and_other_poolings_refused(tmp_path):
     _, other = written("bert", tmp_path / "other", pooling=gguf.PoolingType.RANK)
     with pytest.raises(Incompatible, match="pooling_type"):
         convert_gguf(other, tmp_path / "never", "float32")
+
+
+MODERN = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+MODERN |= {"max_position_embeddings": 64, "local_attention": 6, "vocab_size": len(TOKENS)}
+MODERN |= {f"{word}_token_id": 0 for word in ("pad", "bos", "eos", "cls", "sep")}
+MODERN_SAID = {"block_count": 4, "context_length": 64, "embedding_length": 32, "feed_forward_length": 48}
+MODERN_SAID |= {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5, "attention.causal": False}
+MODERN_SAID |= {"rope.freq_base": 160000.0, "rope.freq_base_swa": 10000.0, "attention.sliding_window": 6}
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@torch.no_grad()
+def test_a_modern_bert_gives_the_states_of_transformers(activation, tmp_path):
+    """The file says the activation only since 2026, and the period of layers without windows never by default."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(**MODERN, hidden_activation=activation)
+    peer = transformers.AutoModel.from_config(config, attn_implementation="eager").float().eval()
+    for name, parameter in peer.named_parameters():
+        parameter.normal_(mean=float("norm" in name), std=0.2)
+    said = MODERN_SAID | ({"hidden_activation": activation} if activation != "gelu" else {})
+    tensors = [(named("modern-bert", 4, theirs), tensor) for theirs, tensor in peer.state_dict().items()]
+    folder = convert_gguf(write_gguf(tmp_path / "m.gguf", "modern-bert", said, tensors), tmp_path / "ours", "float32")
+    model = build_encoder(read_folder(folder), torch.float32).eval()
+    tokens = torch.randint(len(TOKENS), (2, 33))
+    torch.testing.assert_close(model(tokens), peer(tokens).last_hidden_state, rtol=1e-5, atol=2e-5)
 
 
 T5 = {"vocab_size": 40, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}

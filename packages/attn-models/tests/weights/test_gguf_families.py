@@ -23,6 +23,9 @@ transformers = pytest.importorskip("transformers")
 SIDE_BY_SIDE = {"granite", "llama", "mixtral", "smollm3"}
 NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 SCALED = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.0}
+SCOUT = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0} | {
+    "original_max_position_embeddings": 8192
+}
 CASES = {
     "qwen2": ("qwen2", {}),
     "qwen2, stretched": ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}),
@@ -68,6 +71,10 @@ CASES = {
         {"num_hidden_layers": 2, "sliding_window": None, "layer_types": ["full_attention"] * 2},
     ),
     "chatglm": ("glm", {}),
+    "llama4": (
+        "llama4_text",
+        {"floor_scale": 8192, "attn_scale": 0.1, "attention_chunk_size": 8192, "rope_parameters": SCOUT},
+    ),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 256}),
     "gemma2": ("gemma2", {"head_dim": 12, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 3.0}),
 }
@@ -86,6 +93,7 @@ QUICK = (
     "qwen2moe",
     "starcoder",
     "exaone4",
+    "llama4",
 )
 """Each way to keep tensors once; the others are compared in the session of oracles."""
 
@@ -128,6 +136,11 @@ def converted(tensors, config):
             yield name, tensor + 1
         elif re.search(r"(c_attn|c_proj|c_fc)\.weight", name) and config.model_type == "gpt2":
             yield name, tensor.T
+        elif name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.transpose(1, 2).chunk(2, 1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", tensor.transpose(1, 2)
         elif "query_key_value" in name:
             shared = falcon_keys(config) if config.model_type == "falcon" else heads
             rows = tensor.reshape(shared, heads // shared + 2, -1, *rest)
@@ -142,7 +155,7 @@ def stacked(tensors):
         expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
         stacks.setdefault(f"{expert[1]}.{expert[3]}" if expert else name, []).append(tensor)
     for name, parts in stacks.items():
-        yield name, torch.stack(parts) if ".experts." in name else parts[0]
+        yield name, torch.stack(parts) if len(parts) > 1 else parts[0]
 
 
 def describe(writer, config, tiny):
@@ -151,7 +164,9 @@ def describe(writer, config, tiny):
     writer.add_block_count(get(config, "num_hidden_layers", "n_layer", "n_layers"))
     writer.add_context_length(get(config, "max_position_embeddings", "max_seq_len") or 2048)
     writer.add_embedding_length(width)
-    writer.add_feed_forward_length(get(config, "ffn_hidden_size", "intermediate_size", "n_inner") or 4 * width)
+    writer.add_feed_forward_length(
+        get(config, "ffn_hidden_size", "intermediate_size_mlp", "intermediate_size", "n_inner") or 4 * width
+    )
     writer.add_head_count(heads)
     shared = falcon_keys(config) if config.model_type == "falcon" else get(config, "num_key_value_heads")
     if shared:
@@ -203,7 +218,7 @@ def describe_own(writer, config):
             writer.add_embedding_scale(config.embedding_multiplier)
             writer.add_residual_scale(config.residual_multiplier)
             writer.add_logit_scale(config.logits_scaling)
-        case "qwen3_moe" | "qwen2_moe" | "olmoe" | "mixtral":
+        case "qwen3_moe" | "qwen2_moe" | "olmoe" | "mixtral" | "llama4_text":
             writer.add_expert_count(get(config, "num_experts", "num_local_experts"))
             writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type in ("cohere", "cohere2"):
@@ -233,6 +248,8 @@ def write(path, name, model, folder, tiny, more=(), **changed):
         for kind in ("long", "short"):
             factors = np.array(model.config.rope_parameters[f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+    if model.config.model_type == "llama4_text":  # of four wavelengths, one is above 8192
+        writer.add_tensor("rope_freqs.weight", np.array([1, 1, 1, 16], np.float32))
     for extra in more:
         writer.add_tensor(extra, np.ones(8, np.float32))
     finish(writer)
@@ -355,5 +372,5 @@ def test_rotary_factors_are_unexpected_where_the_config_does_not_describe_them(f
 
 
 def test_every_architecture_is_compared():
-    encoders = {"bert", "nomic-bert", "t5"}  # in test_gguf_encoders.py
+    encoders = {"bert", "modern-bert", "nomic-bert", "t5"}  # in test_gguf_encoders.py
     assert {case.split(",")[0] for case in CASES} | encoders == {family.name for family in GGUF_FAMILIES}

@@ -149,9 +149,6 @@ class OnPolicyConfig(Checked, frozen=True, kw_only=True):
             raise InvalidValue.of("rollout_server", self.rollout_server, error.metadata["allowed"]) from None
         if not self.rollout_model:
             raise InvalidValue.of("rollout_model", "", "the name of a model of rollout_server")
-        if self.temperature != 1:
-            allowed = "1 with rollout_server, whose log probabilities are those of temperature 1"
-            raise InvalidValue.of("temperature", self.temperature, allowed)
 
     def _require_groups(self, batch_size: int) -> None:
         if not self.reward_funcs:

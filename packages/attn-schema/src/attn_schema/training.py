@@ -273,9 +273,9 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
     def _require_own_policy(self, what: str) -> None:
         """Raise `InvalidValue` for options with which what is trained is not the policy that samples or is compared."""
-        if self.on_policy.rollout_server and self.lora.lora_rank is not None:
-            allowed = "none with rollout_server, which gets all weights: without a rank they are trained"
-            raise InvalidValue.of("lora_rank", self.lora.lora_rank, allowed)
+        if self.on_policy.rollout_server and self.lora.base_quantization != "none":
+            allowed = "none with rollout_server, which gets weights with the adapter merged into them"
+            raise InvalidValue.of("base_quantization", self.lora.base_quantization, allowed)
         if self.lora.lora_dropout:
             allowed = f"0 with {what}: the policy that is compared or samples has no dropout"
             raise InvalidValue.of("lora_dropout", self.lora.lora_dropout, allowed)

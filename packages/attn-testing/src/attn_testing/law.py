@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from attn_core import Capability
 from torch import Tensor
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generator of the CPU, and restore its state at the end.
+
+    `torch.manual_seed` also records a call, with its stack, for the GPUs of a process that has not initialized CUDA.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 class LawBroken(AssertionError):
@@ -106,6 +119,23 @@ class Law:
         if chosen:
             return sorted(chosen, key=cases.index), ""
         return [], "; ".join(sorted(reasons)) or "there are no cases"
+
+    @classmethod
+    def covering(cls, cases: list[Any]) -> list[Any]:
+        """Some of the cases that together have every part (`parts`) that any has.
+
+        By default, parts are modes, sizes and features: the words of labels. The cases differ by law, so that features
+        meet one another.
+        """
+        met: set[object] = set()
+        found: list[Any] = []
+        for case in sorted(cases, key=lambda case: zlib.crc32(f"{cls.title()} {case.label}".encode())):
+            parts = cls.parts(case)
+            parts = frozenset(case.label.split("-")) if parts is None else parts
+            if not found or not parts <= met:
+                met |= parts
+                found.append(case)
+        return sorted(found, key=cases.index)
 
 
 SHARED_LAYER_CASES = 2

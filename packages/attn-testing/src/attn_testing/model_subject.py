@@ -11,6 +11,7 @@ import torch
 from attn_core import ModelFamily, installed
 from torch import Tensor
 
+from attn_testing.law import seeded
 from attn_testing.memory import DictionaryStore, rounding
 from attn_testing.serving import ragged
 from attn_testing.subject import JITTER
@@ -34,8 +35,7 @@ class ModelCase:
 
     def build(self, seed: int = 0) -> Any:
         """Build a new model in evaluation mode, with weights drawn from `seed`."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             model = self.family.build(self.family.configure(self.values)).double()
             with torch.no_grad():
                 for weight in model.parameters():

@@ -14,6 +14,7 @@ from attn_core.declared import DeclaredMechanism
 from attn_core.options import option_fields
 from torch import Tensor
 
+from attn_testing.law import seeded
 from attn_testing.memory import rounding
 
 JITTER = 0.1
@@ -48,8 +49,7 @@ class Case:
 
     def build(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
         """Build a new layer in evaluation mode, with weights drawn from `seed`."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             layer = self.mechanism.build(self.config).double()
             with torch.no_grad():
                 for weight in layer.parameters():
@@ -141,8 +141,7 @@ def in_mode(
         out = case.attend(query, source, key_padding_mask)
         return out
     layer = case.build().train()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         out = case.attend(query, source, key_padding_mask, layer)
     return out
 

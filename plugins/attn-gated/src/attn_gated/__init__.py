@@ -19,3 +19,11 @@ def attn_adapters() -> list[Any]:
     from attn_gated.laguna import LagunaAdapter
 
     return [AfmoeAdapter(), DiffLlamaAdapter(), LagunaAdapter()]
+
+
+@hookimpl
+def attn_gguf_architectures() -> list[Any]:
+    """The GGUF architectures of the families."""
+    from attn_gated.gguf import GGUF_FAMILIES
+
+    return [family.architecture() for family in GGUF_FAMILIES]

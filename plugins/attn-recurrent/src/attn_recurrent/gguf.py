@@ -1,4 +1,4 @@
-"""GGUF files of LFM2, Qwen3.5 and RWKV-7, whose layers have attention or a state of fixed size."""
+"""GGUF files of LFM2, Qwen3-Next, Qwen3.5 and RWKV-7, whose layers have attention or a state of fixed size."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _qwen35(header: GgufHeader) -> Keys:
     name = header.text("general.architecture")
     values, inner = header.count(f"{name}.ssm.time_step_rank"), header.count(f"{name}.ssm.inner_size")
     listed = header.metadata.get(f"{name}.attention.recurrent_layers")
-    period = count_or(header, f"{name}.full_attention_interval", 4)
+    period, layers = count_or(header, f"{name}.full_attention_interval", 4), layer_count(header)
     if not isinstance(listed, tuple):
-        listed = tuple((layer + 1) % period != 0 for layer in range(layer_count(header)))
+        listed = tuple((layer + 1) % period != 0 for layer in range(layers))
     if inner % values:
         raise Incompatible(f"{header.path}: a state of {inner} values for {values} heads", path=header.path)
     return {
-        "layer_types": [LINEAR if recurrent else FULL for recurrent in listed],
+        "layer_types": [LINEAR if recurrent else FULL for recurrent in listed[:layers]],
         "linear_conv_kernel_dim": header.count(f"{name}.ssm.conv_kernel"),
         "linear_key_head_dim": header.count(f"{name}.ssm.state_size"),
         "linear_num_key_heads": header.count(f"{name}.ssm.group_count"),
@@ -70,6 +70,23 @@ def _qwen35_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[in
     parts = (Part(source, (shape[0], shape[-1])),) if leaf == "conv1d.weight" else ()
     ordered = () if leaf == "norm.weight" else tiled
     return Placement(source, theirs, shape, parts=parts, decay=leaf == "A_log", tiled=ordered)
+
+
+def _qwen3_next_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int, ...]) -> Placement | None:
+    """The projections of Gated DeltaNet: files have all queries, all keys, all values and, apart, all gates; older ones
+    have the tensor of Hugging Face, with those of each key head."""
+    before, found, _ = theirs.partition(".linear_attn.in_proj_qkvz.")
+    block = f"blk.{before.rpartition('.')[2]}."
+    if not found or f"{block}ssm_in.weight" in header.tensors:
+        return None
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    parts = (
+        Part(f"{block}attn_qkv.weight", (2 * keys + values, shape[1])),
+        Part(f"{block}attn_gate.weight", (values, shape[1])),
+    )
+    rows = (keys, keys, values, values)
+    return Placement(parts[0].source, theirs, shape, parts=parts, fused=rows, groups=config["linear_num_key_heads"])
 
 
 def _qwen35_moe(header: GgufHeader) -> Keys:
@@ -136,6 +153,14 @@ def _rwkv7_place(header: GgufHeader, config: Keys, theirs: str, shape: tuple[int
 GGUF_FAMILIES = (
     GgufFamily("rwkv7", "rwkv7", read=RWKV7, passed={"token_shift_count": (2,)}, described=_rwkv7, placed=_rwkv7_place),
     GgufFamily("lfm2", "lfm2", _lfm2, read=TURNED | {"shortconv.l_cache"}),
+    GgufFamily(
+        "qwen3next",
+        "qwen3_next",
+        _qwen35_moe,
+        read=QWEN35 | EXPERTS | {"expert_shared_feed_forward_length"},
+        placed=_qwen3_next_place,
+        tensors={"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"},
+    ),
     GgufFamily("qwen35", "qwen3_5_text", _qwen35, read=QWEN35, placed=_qwen35_place),
     GgufFamily(
         "qwen35moe",

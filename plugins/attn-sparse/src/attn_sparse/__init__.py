@@ -39,6 +39,14 @@ def attn_adapters() -> list[Any]:
 
 
 @hookimpl
+def attn_gguf_architectures() -> list[Any]:
+    """The GGUF architectures of the families."""
+    from attn_sparse.gguf import GGUF_FAMILIES
+
+    return [family.architecture() for family in GGUF_FAMILIES]
+
+
+@hookimpl
 def attn_models() -> list[ModelFamily]:
     """The families that can be trained."""
     from attn_sparse.deepseek_v4 import DeepseekV4Family

@@ -52,12 +52,16 @@ class ModelSources:
         Raises `UnknownName` with similar names among those that it may use, `InvalidValue` for a path if the caller is
         not an admin, `Unavailable` for records that cannot be read, and the errors of fetching from the artefact store.
         """
-        if tenant is not None and path_of(source).is_absolute():
-            raise InvalidValue.of("source", source, "the name of a model; paths are for admins")
+        loop = asyncio.get_running_loop()
+        if path_of(source).is_absolute():
+            if tenant is not None:
+                raise InvalidValue.of("source", source, "the name of a model; paths are for admins")
+            # No record names a path, and the conversion of a GGUF file takes longer than a database may.
+            return await loop.run_in_executor(WAITING, find_folder, source, self._home)
         found = await self._read(self._found, source, tenant)
         if isinstance(found, Path) or self._artifacts is None:
             return Path(found)
-        return await asyncio.get_running_loop().run_in_executor(WAITING, self._artifacts.fetch, found)
+        return await loop.run_in_executor(WAITING, self._artifacts.fetch, found)
 
     async def names(self, tenant: str | None = None) -> list[str]:
         """The names in the home for which `find` returns a folder, sorted; raises `Unavailable` like it."""

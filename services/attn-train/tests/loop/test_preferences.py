@@ -127,6 +127,15 @@ def test_the_loss_of_pairs_is_that_of_a_loop_over_their_tokens(tmp_path, tokeniz
     assert all(parameter.grad.abs().max() > 0 for parameter in getattr(model, LORA).parameters())
 
 
+def test_batches_of_answers_sorted_by_their_label_have_both_kinds(tmp_path, tokenizer):
+    rows = [{"prompt": "abc"[n % 3], "completion": "abcdef"[n % 6], "label": n < 32} for n in range(64)]
+    data = dataset(tmp_path / "a.jsonl", tokenizer, "kto", rows)
+    drawn = task_of(data, preference_loss="kto")._epochs
+    batches = [[data.training[place].desirable for place in drawn.next_batch()] for _ in range(16)]
+    assert sum(map(sum, batches)) == 32
+    assert sum(0 < sum(batch) < len(batch) for batch in batches) > 8
+
+
 def test_the_loss_of_judged_answers_is_that_of_a_loop(tmp_path, tokenizer):
     rows = [{"prompt": p, "completion": c, "label": n % 2 == 0} for n, (p, c, _) in enumerate(PAIRS)]
     data, model = dataset(tmp_path / "a.jsonl", tokenizer, "kto", rows), adapted(tokenizer)

@@ -39,6 +39,39 @@ CHATS = {
     "Nemotron": {"input": [HI], "output": "yes"},
     "UltraChat": {"data": ["hi", "yes"], "id": "0"},
     "weights of every turn": {"messages": [HI | {"weight": 0.0}, YES | {"weight": 1.0}]},
+    "Capybara": {"conversation": [{"input": "hi", "output": "yes"}]},
+    "MOSS": {"conversation": [{"human": "hi", "assistant": "yes"}]},
+    "WildChat": {"conversation": [HI | {"toxic": False, "header": {"a": "b"}}, YES | {"language": "English"}]},
+    "speakers": {"dialogue": [{"speaker": "User", "text": "hi"}, {"speaker": "Assistant", "text": "yes"}]},
+    "Bing": {"conversations": [{"from": "user", "value": "hi"}, {"from": "bing", "value": "yes"}]},
+    "messages as JSON": {"messages": json.dumps([HI, YES])},
+    "parts of Responses": {
+        "messages": [
+            HI | {"content": [{"type": "input_text", "text": "hi"}]},
+            YES | {"content": [{"type": "output_text", "text": "yes"}]},
+        ]
+    },
+    "OASST, a tree": {
+        "message_tree_id": "a",
+        "prompt": {
+            "role": "prompter",
+            "text": "hi",
+            "replies": [
+                {"role": "assistant", "text": "no", "rank": 1},
+                {"role": "assistant", "text": "yes", "rank": 0},
+                {"role": "assistant", "text": "well", "rank": None, "replies": []},
+            ],
+        },
+    },
+    "ChatML": {"text": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"},
+    "Guanaco": {"text": "### Human: hi### Assistant: yes"},
+    "Llama 2": {"text": "<s>[INST] hi [/INST] yes </s>"},
+    "Glaive": {"system": "", "chat": "USER: hi\n\n\nASSISTANT: yes <|endoftext|>\n\n\n"},
+    "capital letters": {"Question": "hi", "Response": "yes"},
+    "OpenMathInstruct": {"problem": "hi", "generated_solution": "yes"},
+    "CAMEL": {"message_1": "hi", "message_2": "yes"},
+    "Firefly": {"input": "hi", "target": "yes"},
+    "a list of one answer": {"question": "hi", "answer": ["yes"]},
     "nulls": {"messages": [HI | {"tool_calls": None, "name": None}, YES], "tools": None},
 }
 
@@ -49,7 +82,21 @@ def test_conversations_of_every_published_shape_are_the_same(tmp_path, shape):
     reading = Reading()
     ((_, chat),) = checked_chats(rows_in(input_files([str(tmp_path)]), reading), reading)
     assert (chat.messages, chat.values) == ([HI, YES], {})
-    assert reading.aside == {"id", "text"} & set(CHATS[shape])
+    aside = {"messages.header", "messages.language", "messages.toxic"} if shape == "WildChat" else set()
+    assert reading.aside == aside | ({"id", "text"} & set(CHATS[shape]) - reading.used)
+
+
+def test_a_history_and_a_system_message_come_before_what_is_asked(tmp_path):
+    llama = "<s>[INST] <<SYS>>\nbe\n<</SYS>>\n\na [/INST] b </s><s>[INST] hi [/INST] yes </s>"
+    for row in (
+        {"instruction": "hi", "output": "yes", "system": "be", "history": [["a", "b"]]},
+        {"query": "hi", "response": "yes", "system_message": "be", "history": [["a", "b"]]},
+        {"conversation": [{"system": "be", "input": "a", "output": "b"}, {"input": "hi", "output": "yes"}]},
+        {"text": llama},
+    ):
+        ((_, chat),) = checked_chats(rows(tmp_path / "a.jsonl", row), Reading())
+        before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        assert chat.messages == [SYSTEM, *before, HI, YES]
 
 
 def test_the_input_of_an_instruction_follows_it_and_a_system_message_comes_first(tmp_path):
@@ -79,6 +126,20 @@ PREFERENCES = {
     "rm-static": {"prompt": "\n\nHuman: hi\n\nAssistant:", "chosen": "yes", "rejected": "no"},
     "Argilla": {"instruction": "hi", "chosen_response": "yes", "rejected_response": "no"},
     "StackExchange": {"question": "hi", "response_j": "yes", "response_k": "no"},
+    "both columns of a prompt within": {"prompt": "hi", "question": "hi", "chosen": [HI, YES], "rejected": [HI, NO]},
+    "UltraInteract": {"trajectory": [{"from": "user", "value": "hi"}], "chosen": "yes", "rejected": "no"},
+    "ms-swift": {"messages": [HI, YES], "rejected_response": "no"},
+    "ms-swift, messages": {"messages": [HI, YES], "rejected_messages": [HI, NO]},
+    "Step-DPO": {"prompt": "hi", "initial_reason_steps": "", "chosen": "yes", "rejected": "no"},
+    "UltraFeedback, raw": {
+        "instruction": "hi",
+        "completions": [{"response": "no", "overall_score": 2.0}, {"response": "yes", "overall_score": 8}],
+    },
+    "StackExchange, scores": {
+        "question": "hi", "answers": [{"text": "yes", "pm_score": 3}, {"text": "no", "pm_score": 0}],
+    },
+    "distilabel": {"instruction": "hi", "generations": ["no", "yes"], "ratings": [1.0, 5.0]},
+    "AlpacaFarm": {"instruction": "hi", "input": "", "output_1": "no", "output_2": "yes", "preference": 2},
     "SHP": {"history": "hi", "human_ref_A": "yes", "human_ref_B": "no", "labels": 1},
     "SHP, the second": {"history": "hi", "human_ref_A": "no", "human_ref_B": "yes", "labels": 0},
     "PKU-SafeRLHF": {"prompt": "hi", "response_0": "no", "response_1": "yes", "better_response_id": 1},
@@ -108,9 +169,8 @@ def test_preferences_of_every_published_shape_are_the_same(tmp_path, shape):
     reading = Reading()
     ((_, both),) = checked_preferences(rows_in(input_files([str(tmp_path)]), reading), reading)
     assert [chat.messages for chat in both] == [[HI, YES], [HI, NO]]
-    assert reading.aside == (
-        set(ULTRA) - {"prompt", "chosen", "rejected", "messages"} if shape == "UltraFeedback" else set()
-    )
+    within = {"UltraFeedback": set(ULTRA) - {"prompt", "chosen", "rejected", "messages"}}
+    assert reading.aside == within.get(shape, {"prompt", "question"} if shape.startswith("both columns") else set())
 
 
 def test_summaries_are_of_a_post_in_the_form_of_their_paper(tmp_path):
@@ -127,6 +187,25 @@ def test_of_several_turns_only_what_differs_is_compared(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     ((_, both),) = checked_preferences(rows_in(input_files([str(tmp_path)]), Reading()), Reading())
     assert [[message.get("weight", 1) for message in one.messages] for one in both] == [[1, 0, 1, 1]] * 2
+    step = PREFERENCES["Step-DPO"] | {"initial_reason_steps": "so "}
+    ((_, both),) = checked_preferences(rows(tmp_path / "b.jsonl", step), Reading())
+    assert [one.messages[-1]["content"] for one in both] == ["so yes", "so no"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [HI], "completion": [YES], "label": True},
+        {"messages": [HI, YES], "label": True},
+        {"prompt": "hi", "response": "yes", "is_safe": True},
+    ],
+)
+def test_labelled_answers_are_chosen_or_rejected(tmp_path, row):
+    columns = {"label": "is_safe"} if "is_safe" in row else {}
+    label = columns.get("label", "label")
+    found = rows(tmp_path / "a.jsonl", row, row | {label: False})
+    both = [pair for _, pair in checked_preferences(found, Reading(columns=columns))]
+    assert [[one and one.messages for one in pair] for pair in both] == [[[HI, YES], None], [None, [HI, YES]]]
 
 
 def test_rows_that_prefer_nothing_are_counted(tmp_path):
@@ -173,7 +252,13 @@ def test_ties_are_left_out_and_verdicts_that_differ_are_counted(tmp_path):
         ({"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, YES]}, "parts of text"),
         ({"messages": [HI, YES], "image": "a.png"}, "'image'.*not trained on"),
         ({"messages": [HI, YES | {"tool_calls": [{"id": 1}]}]}, "tool_calls"),
-        ({"messages": [HI, YES | {"toxic": False}]}, "toxic"),
+        ({"messages": [HI, YES | {"loss_mask": 0}]}, "loss_mask"),
+        ({"message_id": "a", "parent_id": None, "text": "hi", "role": "prompter"}, "file of trees"),
+        ({"conversations": "[{'from': 'human', 'value': 'hi'}]"}, "JSON"),
+        ({"question": "hi", "answer": ["yes", "no"]}, "one answer"),
+        ({"query": "hi", "answers": '{"name": "f"}', "tools": []}, "columns|list of calls"),
+        ({"text": "hi", "image": None}, "--format text"),
+        ({"conversation": [{"role": "user", "text": "hi"}]}, "role assistant.*roles: user"),
         ({"messages": [HI, YES], "tools": "{"}, "tools"),
         ({"prompt": 3, "completion": "a"}, "prompt"),
         ({"problem": "a", "solution": "b", "answer": "c"}, "answer and solution.*--columns"),
@@ -261,6 +346,22 @@ CALLS = {
         "messages": [HI, {"role": "assistant", "function_call": CALL}, {"role": "function", "content": "3"}, YES],
         "functions": [TOOL["function"]],
     },
+    "flat calls": {"messages": [HI, TALK[1] | {"tool_calls": [CALL]}, *TALK[2:]], "tools": [TOOL["function"]]},
+    "ms-swift": {
+        "messages": [
+            HI,
+            {"role": "tool_call", "content": json.dumps(CALL)},
+            {"role": "tool_response", "content": "3"},
+            YES,
+        ],
+        "tools": json.dumps([TOOL]),
+    },
+    "Glaive": {
+        "system": "",
+        "tools": [TOOL],
+        "chat": f"USER: hi\n\n\nASSISTANT: <functioncall> {json.dumps(CALL | {'arguments': ''})[:-3]}'"
+        f"{json.dumps(CALL['arguments'])}'}} <|endoftext|>\n\n\nFUNCTION RESPONSE: 3\n\n\nASSISTANT: yes <|endoftext|>",
+    },
     "LLaMA-Factory": {
         "conversations": [
             {"from": "human", "value": "hi"},
@@ -290,6 +391,16 @@ def speaker(template):
 
 def learned(chat, tokenizer):
     return tokenizer.decode([target for target in chat.targets if target != IGNORED])
+
+
+def test_calls_that_follow_one_another_are_of_one_answer(tmp_path):
+    call = {"type": "function", "function": CALL}
+    asked = {"role": "tool_call", "content": json.dumps(CALL)}
+    swift = {"messages": [HI, asked, asked, {"role": "tool_response", "content": "3"}], "tools": [TOOL]}
+    xlam = {"query": "hi", "answers": json.dumps([CALL, CALL]), "tools": json.dumps([TOOL["function"]])}
+    for row in (swift, xlam):
+        ((_, chat),) = checked_chats(rows(tmp_path / "a.jsonl", row), Reading())
+        assert (chat.messages[1]["tool_calls"], chat.values) == ([call, call], {"tools": [TOOL]})
 
 
 @pytest.mark.parametrize("shape", CALLS)

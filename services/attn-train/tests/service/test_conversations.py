@@ -196,6 +196,10 @@ def unrewarded(config: pb.TrainingConfig, **changes: object) -> None:
         (lambda config: setattr(config.model, "base_model", "mute"), "no chat template.*tokenizer"),
         (lambda config: Path(config.data.dataset).write_text("\n"), "with none.*at least one row"),
         (
+            lambda config: Path(config.data.dataset).write_text(json.dumps({"messages": [turn("user", "a")]})),
+            "line 1.*role assistant",
+        ),
+        (
             lambda config: setattr(config.objective, "teacher", "stranger"),
             "vocabulary of teacher stranger differs from that of the model",
         ),

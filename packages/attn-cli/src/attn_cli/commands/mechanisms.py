@@ -252,13 +252,17 @@ def check_command(
         int | None,
         typer.Option(metavar="N", help="Length of the longest sequences; at least 26, by default as options need."),
     ] = None,
+    every_case: Annotated[
+        bool, typer.Option("--every-case", help="Check each law in every combination of modes, sizes and features.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check a mechanism against the laws of attention; exit code 1 if one is broken.
 
     The laws are those of the conformance kit: causality, padding, decoding equals the full computation, state
-    bytes, cost, gradients and more. For a law that does not apply, the missing capability is shown. A law that holds
-    for short sequences may fail for long ones: `--tokens 300` tests those.
+    bytes, cost, gradients and more, each in cases that together have every mode, size and feature. For a law that
+    does not apply, the missing capability is shown. A law that holds for short sequences may fail for long ones:
+    `--tokens 300` tests those.
     """
     try:
         from attn_testing import check
@@ -266,7 +270,7 @@ def check_command(
         raise MissingPackage.of("attn-testing", "attn check") from error
     longest = {} if tokens is None else {"tokens": tokens}
     with waiting(f"checking {name}"):
-        results = check(installed().mechanisms.get(name), parse_options(option), **longest)
+        results = check(installed().mechanisms.get(name), parse_options(option), every_case=every_case, **longest)
     rows = [
         {
             "law": result.law,

@@ -107,11 +107,19 @@ def _load_all(manager: pluggy.PluginManager, owner: str, names: set[Any] | None)
         broken = PluginStatus.BROKEN
         return [PluginRecord(distribution=owner, version="", name="", target="", status=broken, reason=reason)]
     metadata = dist.metadata  # read once: every access parses the file again
-    return [_load(manager, owner, metadata, point, names) for point in points]
+    if names is not None and owner not in names:
+        unmet: tuple[PluginStatus, str] | None = (PluginStatus.NOT_SELECTED, f"{SELECTION} does not name {owner}")
+    else:
+        unmet = _unmet_requirement(metadata)
+    return [_load(manager, owner, metadata, point, unmet) for point in points]
 
 
 def _load(
-    manager: pluggy.PluginManager, owner: str, metadata: PackageMetadata, point: EntryPoint, names: set[Any] | None
+    manager: pluggy.PluginManager,
+    owner: str,
+    metadata: PackageMetadata,
+    point: EntryPoint,
+    unmet: tuple[PluginStatus, str] | None,
 ) -> PluginRecord:
     def record(status: PluginStatus, reason: str = "") -> PluginRecord:
         return PluginRecord(
@@ -123,12 +131,9 @@ def _load(
             reason=reason,
         )
 
-    if names is not None and owner not in names:
-        return record(PluginStatus.NOT_SELECTED, f"{SELECTION} does not name {owner}")
+    if unmet:
+        return record(*unmet)
     try:
-        unmet = _unmet_requirement(metadata)
-        if unmet:
-            return record(*unmet)
         _register(manager, point.load(), f"{owner}:{point.name}")
     except KeyboardInterrupt:
         raise
@@ -185,7 +190,7 @@ def _register(manager: pluggy.PluginManager, plugin: ModuleType | object, name: 
 
 def _require_hooks(manager: pluggy.PluginManager, plugin: ModuleType | object) -> None:
     """Raise `TypeError` for a function that has the name of a hook but no marker, and for a plugin without hooks."""
-    known = [name for name, item in vars(hooks).items() if manager.parse_hookspec_opts(hooks, name) and callable(item)]
+    known = [name for name in vars(hooks) if name in vars(manager.hook)]
     for name in known:
         if callable(getattr(plugin, name, None)) and manager.parse_hookimpl_opts(plugin, name) is None:
             raise TypeError(f"{name} is not marked as a hook: decorate it with @attn_core.hookimpl")

@@ -61,21 +61,24 @@ static std::vector<Tile> tiles_of(const Attention& a) {
 }
 
 template <class Element>
-static void attend_tile(const Attention& a, Tile tile, int shared) {
+static void attend_tile(const Attention& a, Tile tile, int shared, int heads) {
   static thread_local TileRoom room;
-  int queries = a.group(), size = a.heads.size;
-  size_t row = (size_t)queries * size;
-  int64_t base = a.seen.start[tile.token];
-  room.queries.resize(tile.tokens * row);
+  const int queries = a.group(), size = a.heads.size, row = queries * size;
+  const int64_t base = a.seen.start[tile.token];
+  room.heads = heads;
+  room.queries.resize((size_t)heads * tile.tokens * row);
   room.spans.clear();
   for (int i = 0; i < tile.tokens; i++) {
-    int t = tile.token + i, first = a.seen.start[t] - base;
-    std::memcpy(room.queries.data() + i * row, a.query(t, shared * queries), sizeof(float) * row);
+    const int t = tile.token + i, first = a.seen.start[t] - base;
     room.spans.insert(room.spans.end(), queries, Span{first, first + a.seen.count[t]});
   }
+  auto each = [&](auto move) {
+    for (int h = 0; h < heads; h++)
+      for (int i = 0; i < tile.tokens; i++) move(tile.token + i, (shared + h) * queries, (size_t)(h * tile.tokens + i) * row);
+  };
+  each([&](int t, int head, size_t at) { std::memcpy(room.queries.data() + at, a.query(t, head), sizeof(float) * row); });
   attend_rows<Element>(a.key, a.value, shared, a.seen.numbers + base, room.spans.back().last, size, a.scale, room);
-  for (int i = 0; i < tile.tokens; i++)
-    std::memcpy(a.out(tile.token + i, shared * queries), room.out.data() + i * row, sizeof(float) * row);
+  each([&](int t, int head, size_t at) { std::memcpy(a.out(t, head), room.out.data() + at, sizeof(float) * row); });
 }
 
 #ifdef TILE_REGISTERS
@@ -112,24 +115,35 @@ static void attend_in_tiles(const Attention& a, Tile tile, int shared) {
 #endif
 
 template <class Element>
-static void attend_some(const Attention& a, Tile tile, int shared) {
+static void attend_some(const Attention& a, Tile tile, int shared, int heads) {
 #ifdef TILE_REGISTERS
-  if (a.parts == 1) return attend_in_tiles<1, Element>(a, tile, shared);
-  if (a.parts == 3) return attend_in_tiles<3, Element>(a, tile, shared);
+  if (a.parts)
+    for (int h = shared; h < shared + heads; h++)
+      if (a.parts == 1)
+        attend_in_tiles<1, Element>(a, tile, h);
+      else
+        attend_in_tiles<3, Element>(a, tile, h);
+  else
 #endif
-  attend_tile<Element>(a, tile, shared);
+    attend_tile<Element>(a, tile, shared, heads);
 }
 
 // The work of one thread of a team; with AMX its tile registers must be configured.
 static void attend_together(const Attention& a, const std::vector<Tile>& tiles) {
-  int shared = a.heads.shared;
+  const int shared = a.heads.shared, team = omp_get_num_threads(), each = std::max(1, shared / team);
+  const int parts = (shared + each - 1) / each;
   // The last tokens of a prompt see most keys, so they come first.
 #pragma omp for schedule(dynamic, 1)
-  for (int task = (int)tiles.size() * shared - 1; task >= 0; task--) {
-    if (a.key.format == FLOAT32)
-      attend_some<float>(a, tiles[task / shared], task % shared);
-    else
-      attend_some<uint16_t>(a, tiles[task / shared], task % shared);
+  for (int task = (int)tiles.size() * parts - 1; task >= 0; task--) {
+    const Tile tile = tiles[task / parts];
+    const int first = task % parts * each, last = std::min(first + each, shared);
+    // Heads of a row lie together, so they are read together if their weights stay in the cache.
+    const int together = std::max(1, MAX_WEIGHTS / (tile.tokens * a.group() * (a.seen.count[tile.token] + MAX_TOKENS)));
+    for (int h = first; h < last; h += together)
+      if (a.key.format == FLOAT32)
+        attend_some<float>(a, tile, h, std::min(together, last - h));
+      else
+        attend_some<uint16_t>(a, tile, h, std::min(together, last - h));
   }
 }
 

@@ -5,8 +5,24 @@
 
 #include "attend.hpp"
 
-constexpr int FETCHED_AHEAD = 64;       // rows are fetched so many rows before their turn: those of a head are far apart
-constexpr int NEAR_ROWS = 128;  // the values that all rows of a tile are mixed with while they are in the L1 cache
+constexpr int KEYS_TOGETHER = 32;  // the keys that are transposed at once, a multiple of sixteen
+constexpr int FETCHED_AHEAD = 32;  // rows of the cache are fetched so many rows before their turn
+constexpr int NEAR_ROWS = 64;      // the values that all rows of a tile are mixed with while they are in the L1 cache
+
+// How many times sixteen sums a row has at once, so that few rows also have enough to hide their latency.
+template <int ROWS>
+constexpr int panels_of = Shape::MIXED_ROWS * Shape::MIXED_PANELS >= 4 * ROWS ? 4 : Shape::MIXED_ROWS * Shape::MIXED_PANELS >= 2 * ROWS ? 2 : 1;
+
+// Calls `run` with the number of rows that come next as a constant, and returns it: what is left, in equal parts.
+template <int ROWS = Shape::MIXED_ROWS, class Run>
+static inline int some_rows(int left, Run run) {
+  if constexpr (ROWS > 1) {
+    const int parts = (left + Shape::MIXED_ROWS - 1) / Shape::MIXED_ROWS;
+    if ((left + parts - 1) / parts < ROWS) return some_rows<ROWS - 1>(left, run);
+  }
+  run(std::integral_constant<int, ROWS>());
+  return ROWS;
+}
 
 // Fetches a row of a head into the cache.
 template <class Element>
@@ -44,18 +60,16 @@ static inline void score_rows(const float* queries, const float* transposed, int
     for (int p = 0; p < PANELS; p++) store16(out + (size_t)r * stride + p * 16, sums[r][p] * all(scale));
 }
 
-// Adds values `first` to `last` - 1 times the weights of ROWS rows to `out` [ROWS, size], in which sums go on.
-template <int ROWS, int PANELS, class Element>
-static inline void mix_panels(const float* weights, int stride, const Element* values, int64_t row,
-                              const int64_t* numbers, int first, int last, int size, float* out) {
+// Adds the values [last - first, size] times the weights `first` to `last` - 1 of ROWS rows to `out` [ROWS, size], in
+// which sums go on.
+template <int ROWS, int PANELS>
+static inline void mix_panels(const float* weights, int stride, const float* values, int first, int last, int size, float* out) {
   Floats sum[ROWS][PANELS];
   for (int r = 0; r < ROWS; r++)
     for (int p = 0; p < PANELS; p++) sum[r][p] = load16(out + r * size + p * 16);
-  for (int j = first; j < last; j++) {
-    if (ROWS < Shape::MIXED_ROWS || ROWS == 1)  // more rows read values that are near
-      for (int p = 0; p < PANELS; p++) __builtin_prefetch(values + (numbers[j] + FETCHED_AHEAD) * row + p * 16, 0, 3);
+  for (int j = first; j < last; j++, values += size) {
     Floats value[PANELS];
-    for (int p = 0; p < PANELS; p++) value[p] = load16(values + numbers[j] * row + p * 16);
+    for (int p = 0; p < PANELS; p++) value[p] = load16(values + p * 16);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       Floats weight = all(weights[(size_t)r * stride + j]);
@@ -66,16 +80,13 @@ static inline void mix_panels(const float* weights, int stride, const Element* v
     for (int p = 0; p < PANELS; p++) store16(out + r * size + p * 16, sum[r][p]);
 }
 
-template <int ROWS, class Element>
-static inline void mix_rows(const float* weights, int stride, const Element* values, int64_t row,
-                            const int64_t* numbers, int first, int last, int size, float* out) {
+template <int ROWS>
+static inline void mix_rows(const float* weights, int stride, const float* values, int first, int last, int size, float* out) {
   if (first >= last) return;
   int d = 0;
-  constexpr int PANELS = Shape::MIXED_PANELS;
-  for (; PANELS > 1 && d + PANELS * 16 <= size; d += PANELS * 16)
-    mix_panels<ROWS, PANELS>(weights, stride, values + d, row, numbers, first, last, size, out + d);
-  for (; d < size; d += 16)
-    mix_panels<ROWS, 1>(weights, stride, values + d, row, numbers, first, last, size, out + d);
+  for (; d + panels_of<ROWS> * 16 <= size; d += panels_of<ROWS> * 16)
+    mix_panels<ROWS, panels_of<ROWS>>(weights, stride, values + d, first, last, size, out + d);
+  for (; d < size; d += 16) mix_panels<ROWS, 1>(weights, stride, values + d, first, last, size, out + d);
 }
 
 // The keys of the tile that a row of the tile sees: `first` to `last` - 1.
@@ -83,79 +94,95 @@ struct Span {
   int first, last;
 };
 
-template <class Element>
-static void mix_some(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
-                     const Span* spans, int rows, int size, float* out) {
-  for (int r = 0; r < rows;) {
-    constexpr int MAX_MIXED = Shape::MIXED_ROWS;
-    int many = rows - r >= MAX_MIXED ? MAX_MIXED : rows - r >= 4 ? 4 : 1;
-    Span common = spans[r];
-    for (int i = 1; i < many; i++) common = {std::max(common.first, spans[r + i].first), std::min(common.last, spans[r + i].last)};
-    if (common.first > common.last) common = {spans[r].last, spans[r].last};
-    const float* from = weights + (size_t)r * stride;
-    float* to = out + r * size;
-    auto alone = [&](int i, int first, int last) {
-      mix_rows<1>(from + (size_t)i * stride, stride, values, row, numbers, first, last, size, to + i * size);
-    };
-    // Keys before and after those that all rows see are added for each row separately, in order.
-    for (int i = 0; i < many; i++) alone(i, spans[r + i].first, std::min(common.first, spans[r + i].last));
-    if (many == MAX_MIXED) mix_rows<MAX_MIXED>(from, stride, values, row, numbers, common.first, common.last, size, to);
-    else if (many == 4) mix_rows<4>(from, stride, values, row, numbers, common.first, common.last, size, to);
-    else alone(0, common.first, common.last);
-    for (int i = 0; i < many; i++) alone(i, std::max(common.last, spans[r + i].first), spans[r + i].last);
-    r += many;
-  }
+// Mixes rows, each with its span of keys; `values` [any, size] are those of key `base` and later ones.
+static void mix_some(const float* weights, int stride, const float* values, int base, const Span* spans, int rows, int size,
+                     float* out) {
+  for (int r = 0; r < rows;)
+    r += some_rows(rows - r, [&](auto many) {
+      constexpr int ROWS = decltype(many)::value;
+      Span common = spans[r];
+      for (int i = 1; i < ROWS; i++) common = {std::max(common.first, spans[r + i].first), std::min(common.last, spans[r + i].last)};
+      if (common.first > common.last) common = {spans[r].last, spans[r].last};
+      const float* from = weights + (size_t)r * stride;
+      float* to = out + r * size;
+      auto at = [&](int key) { return values + (int64_t)(key - base) * size; };
+      auto alone = [&](int i, int first, int last) {
+        mix_rows<1>(from + (size_t)i * stride, stride, at(first), first, last, size, to + i * size);
+      };
+      // Keys before and after those that all rows see are added for each row separately, in order.
+      for (int i = 0; i < ROWS; i++) alone(i, spans[r + i].first, std::min(common.first, spans[r + i].last));
+      mix_rows<ROWS>(from, stride, at(common.first), common.first, common.last, size, to);
+      for (int i = 0; i < ROWS; i++) alone(i, std::max(common.last, spans[r + i].first), spans[r + i].last);
+    });
 }
 
-template <class Element>
-static void mix_tile(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers, int count,
-                     const std::vector<Span>& spans, std::vector<Span>& some, int size, float* out) {
-  for (int first = 0; first < count; first += NEAR_ROWS) {
-    const int last = std::min(first + NEAR_ROWS, count);
-    for (size_t r = 0; r < spans.size(); r++) {
-      some[r].first = std::max(spans[r].first, first);
-      some[r].last = std::max(some[r].first, std::min(spans[r].last, last));
-    }
-    mix_some(weights, stride, values, row, numbers, some.data(), spans.size(), size, out);
-  }
-}
-
+// Buffers for `heads` heads of keys and values: queries and outputs [heads, rows, size], weights [heads, rows, stride].
 struct TileRoom {
-  std::vector<float> queries, transposed, weights, out;
+  std::vector<float> queries, transposed, values, weights, out;
   std::vector<Span> spans, some;
+  int heads, stride;
 };
 
-// Attends the query rows [rows, size] in `room`, each to its span of the keys `numbers[0]` to `numbers[count - 1]`.
+// Scores of all rows and heads with some cached keys, from `j` on; all heads of a key are read before the next keys, as they lie together.
+template <class Element>
+static void score_keys(const Memory& key, int shared, const int64_t* numbers, int j, int count, int size, float scale, TileRoom& room) {
+  const int rows = room.spans.size();
+  for (int h = 0; h < room.heads; h++) {
+    const Element* keys = (const Element*)key.at + (shared + h) * key.head;
+    for (int i = j + FETCHED_AHEAD; i < std::min(j + FETCHED_AHEAD + KEYS_TOGETHER, count); i++) fetch_row(keys + numbers[i] * key.row, size);
+    for (int k = 0; k < KEYS_TOGETHER; k += 16) {
+      const int first = std::min(j + k, count - 1);
+      transpose_keys(keys, key.row, numbers + first, std::min(16, count - first), size, room.transposed.data() + k * size);
+    }
+    for (int r = 0; r < rows;)
+      r += some_rows(rows - r, [&](auto many) {
+        constexpr int ROWS = decltype(many)::value, PANELS = std::min(panels_of<ROWS>, KEYS_TOGETHER / 16);
+        const int row = h * rows + r;
+        for (int k = 0; k < KEYS_TOGETHER && j + k < room.spans[r + ROWS - 1].last; k += PANELS * 16)
+          score_rows<ROWS, PANELS>(room.queries.data() + row * size, room.transposed.data() + k * size, size, scale,
+                                   room.weights.data() + (size_t)row * room.stride + j + k, room.stride);
+      });
+  }
+}
+
+// Mixes all rows and heads with some cached values, from `first` on: rows of a cache are far apart, often by a power of
+// two, so that few of them stay in the L1 cache unless they are copied.
+template <class Element>
+static void mix_values(const Memory& value, int shared, const int64_t* numbers, int first, int count, int size, TileRoom& room) {
+  const int rows = room.spans.size(), last = std::min(first + NEAR_ROWS, count);
+  for (int r = 0; r < rows; r++) {
+    room.some[r].first = std::max(room.spans[r].first, first);
+    room.some[r].last = std::max(room.some[r].first, std::min(room.spans[r].last, last));
+  }
+  for (int h = 0; h < room.heads; h++) {
+    const Element* values = (const Element*)value.at + (shared + h) * value.head;
+    for (int j = first; j < last; j++) {
+      if (j + FETCHED_AHEAD < count) fetch_row(values + numbers[j + FETCHED_AHEAD] * value.row, size);
+      for (int d = 0; d < size; d += 16)
+        store16(room.values.data() + (j - first) * size + d, load16(values + numbers[j] * value.row + d));
+    }
+    mix_some(room.weights.data() + (size_t)h * rows * room.stride, room.stride, room.values.data(), first, room.some.data(), rows,
+             size, room.out.data() + h * rows * size);
+  }
+}
+
+// Attends the queries in `room`, each row to its span of the keys `numbers[0]` to `numbers[count - 1]` of the heads from
+// `shared` on.
 template <class Element>
 static void attend_rows(const Memory& key, const Memory& value, int shared, const int64_t* numbers, int count, int size,
                         float scale, TileRoom& room) {
-  const Element* keys = (const Element*)key.at + shared * key.head;
-  const Element* values = (const Element*)value.at + shared * value.head;
-  constexpr int PANELS = Shape::MIXED_PANELS, KEYS = PANELS * 16;
-  int rows = room.spans.size(), stride = (count + KEYS - 1) / KEYS * KEYS + 16;  // the last sixteen of a row may exceed the tile
-  room.weights.resize((size_t)rows * stride);
-  room.transposed.resize(size * KEYS);
-  room.out.assign((size_t)rows * size, 0.0f);
-  float* weights = room.weights.data();
-  for (int j = 0; j < count; j += KEYS) {
-    for (int p = 0; p < PANELS; p++) {
-      const int first = std::min(j + p * 16, count - 1);
-      for (int i = 0; i < 16; i++)
-        if (first + FETCHED_AHEAD + i < count) fetch_row(keys + numbers[first + FETCHED_AHEAD + i] * key.row, size);
-      transpose_keys(keys, key.row, numbers + first, std::min(16, count - first), size, room.transposed.data() + p * size * 16);
-    }
-    auto score = [&](auto many, int r) {
-      constexpr int ROWS = decltype(many)::value;
-      if (j >= room.spans[r + ROWS - 1].last) return;
-      score_rows<ROWS, PANELS>(room.queries.data() + r * size, room.transposed.data(), size, scale, weights + (size_t)r * stride + j, stride);
-    };
-    int r = 0;
-    for (; r + Shape::MIXED_ROWS <= rows; r += Shape::MIXED_ROWS) score(std::integral_constant<int, Shape::MIXED_ROWS>(), r);
-    for (; r + 4 <= rows; r += 4) score(std::integral_constant<int, 4>(), r);
-    for (; r < rows; r++) score(std::integral_constant<int, 1>(), r);
-  }
-  for (int r = 0; r < rows; r++)
-    softmax_row(weights + (size_t)r * stride + room.spans[r].first, room.spans[r].last - room.spans[r].first);
+  const int rows = room.spans.size(), all_rows = room.heads * rows;
+  // The last sixteen scores of a row may exceed the tile.
+  room.stride = (count + KEYS_TOGETHER - 1) / KEYS_TOGETHER * KEYS_TOGETHER + 16;
+  room.weights.resize((size_t)all_rows * room.stride);
+  room.transposed.resize(size * KEYS_TOGETHER);
+  room.values.resize(size * NEAR_ROWS);
+  room.out.assign((size_t)all_rows * size, 0.0f);
   room.some.resize(rows);
-  mix_tile(weights, stride, values, value.row, numbers, count, room.spans, room.some, size, room.out.data());
+  for (int j = 0; j < count; j += KEYS_TOGETHER) score_keys<Element>(key, shared, numbers, j, count, size, scale, room);
+  for (int r = 0; r < all_rows; r++) {
+    const Span seen = room.spans[r % rows];
+    softmax_row(room.weights.data() + (size_t)r * room.stride + seen.first, seen.last - seen.first);
+  }
+  for (int j = 0; j < count; j += NEAR_ROWS) mix_values<Element>(value, shared, numbers, j, count, size, room);
 }

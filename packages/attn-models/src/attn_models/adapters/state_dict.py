@@ -180,7 +180,7 @@ def require_fitting_tensors(folder: CheckpointFolder, adapter: Layout, wanted: M
 
 def stored_shapes(adapter: Layout, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], int]]:
     """The shape and `groups` of every tensor of a checkpoint by name; `shapes` are those of the parameters."""
-    return {item.name: (_shape(item, shapes), item.groups) for item in adapter.tensor_mappings(list(shapes))}
+    return {item.name: (stored_shape(item, shapes), item.groups) for item in adapter.tensor_mappings(list(shapes))}
 
 
 def _require_memory(folder: CheckpointFolder, wanted: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -253,7 +253,7 @@ def joined_parts(parts: list[Tensor], groups: int) -> Tensor:
 def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor], shapes: Shapes) -> None:
     entries = folder.tensors.entries
     actual = _names(folder, adapter, stored)
-    expected = {item.name: _shape(item, shapes) for item in stored}
+    expected = {item.name: stored_shape(item, shapes) for item in stored}
     missing, problems = [f"tensor {name!r} is missing" for name in expected if name not in actual], list[str]()
     for name, own in actual.items():
         if name not in expected:
@@ -305,9 +305,10 @@ def _require_copies(folder: CheckpointFolder, adapter: Layout) -> None:
             )
 
 
-def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
+def stored_shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
+    """The shape of a tensor of a checkpoint; `shapes` are those of the parameters."""
     if item.stacked:
-        return (item.stacked, *_shape(item.shares()[0], shapes))
+        return (item.stacked, *stored_shape(item.shares()[0], shapes))
     if item.shape is not None:
         return item.shape
     parts = [shapes[part] for part in item.parameters]

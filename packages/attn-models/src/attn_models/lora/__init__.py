@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attn_core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from attn_models.lora.adapter import LoraAdapter, merge_adapter
+    from attn_models.lora.adapter import LoraAdapter, merge_adapter, merged_adapter
     from attn_models.lora.attached import AdaptedModel
     from attn_models.lora.files import read_adapter, write_adapter
     from attn_models.lora.peft_config import ADAPTER_CONFIG_NAME, AdapterConfig
@@ -23,6 +23,7 @@ __all__ = [
     "LoraAdapter",
     "lora_sites",
     "merge_adapter",
+    "merged_adapter",
     "read_adapter",
     "write_adapter",
 ]
@@ -32,7 +33,7 @@ lazy_names(
     {
         "peft_config": ("ADAPTER_CONFIG_NAME", "AdapterConfig"),
         "attached": ("AdaptedModel",),
-        "adapter": ("LoraAdapter", "merge_adapter"),
+        "adapter": ("LoraAdapter", "merge_adapter", "merged_adapter"),
         "sites": ("lora_sites",),
         "files": ("read_adapter", "write_adapter"),
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -113,6 +114,24 @@ def merge_adapter(model: Any, adapter: LoraAdapter) -> None:
         if layer is not None:
             weight = require_plain(name, site.module).weight
             weight[site.start : site.start + site.outputs] = layer.eval().merged(site).to(weight.dtype)
+
+
+@contextmanager
+def merged_adapter(model: Any, adapter: LoraAdapter) -> Iterator[None]:
+    """A context in which the adapter is merged into the model's weights, which are the same bits again after it; raises
+    as `merge_adapter` does."""
+    sites, mode = lora_sites(model), adapter.training
+    weights = {id(weight): weight for weight in (require_plain(name, sites[name].module).weight for name in adapter)}
+    weights |= {id(table): table for table in (table_of(model, name) for name in adapter.tables)}
+    before = [weight.detach().clone() for weight in weights.values()]
+    try:
+        merge_adapter(model, adapter)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, kept in zip(weights.values(), before, strict=True):
+                weight.copy_(kept)
+        adapter.train(mode)
 
 
 def require_plain(name: str, module: nn.Module | None) -> nn.Linear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,17 +76,19 @@ def matched(
     for placement in placements:
         for source, shape in placement.sources.items():
             expected.setdefault(source, []).append((placement, shape))
+    unused = _unused(header)
     for name in header.tensors:
         known = name in expected or name in WITHOUT_EFFECT or (has_factors and name in FACTOR_TENSORS)
-        if not known and not _is_scale(header, name):
+        if not known and not unused.match(name) and not _is_scale(header, name):
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is unexpected in a {family} model")
     for name, uses in expected.items():
         if name not in header.tensors:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} is missing")
         first, shape = uses[0]
         needed = list(shape if first.expert is None else (len(uses), *shape))
-        if list(header.tensors[name].shape) != needed:
-            given = list(header.tensors[name].shape)
+        given = list(header.tensors[name].shape)
+        # Converters of 2024 leave out axes of one.
+        if given != needed and given != [size for size in needed if size > 1]:
             raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
     return [item for name in header.tensors for item, _ in expected.get(name, ()) if item.source == name]
 
@@ -118,11 +121,29 @@ def _is_scale(header: GgufHeader, name: str) -> bool:
 
 
 def layer_count(header: GgufHeader) -> int:
-    """The number of layers; raises CheckpointInvalid if it is above the number of tensors."""
-    layers = header.count(f"{header.text('general.architecture')}.block_count")
-    if layers > len(header.tensors):
-        raise CheckpointInvalid.of(header.path, f"{layers} layers in a file of {len(header.tensors)} tensors")
-    return layers
+    """The number of layers, without those that draft tokens; raises CheckpointInvalid if it is above the number of
+    tensors, or not above 0."""
+    name = header.text("general.architecture")
+    blocks, drafts = header.count(f"{name}.block_count"), header.metadata.get(f"{name}.{DRAFTS}", 0)
+    if blocks > len(header.tensors) or type(drafts) is not int or not 0 <= drafts < blocks:
+        rule = f"{blocks} layers, of which {drafts!r} draft tokens, in a file of {len(header.tensors)} tensors"
+        raise CheckpointInvalid.of(header.path, rule)
+    return blocks - drafts
+
+
+DRAFTS = "nextn_predict_layers"
+"""The key of the number of last layers that predict several tokens at once; they are skipped."""
+
+
+def _unused(header: GgufHeader) -> re.Pattern[str]:
+    """What the names of tensors begin with that layers do not use: those that draft tokens, and the keys and values of
+    layers that attend to those of layers before them."""
+    name, layers = header.text("general.architecture"), layer_count(header)
+    key = f"{name}.attention.shared_kv_layers"
+    shared = header.count(key) if header.metadata.get(key, 0) != 0 else 0
+    starts = [rf"blk\.{layer}\.attn_(k|v|k_norm)\." for layer in range(max(layers - shared, 0), layers)]
+    starts += [rf"blk\.{layer}\." for layer in range(layers, header.count(f"{name}.block_count"))]
+    return re.compile("|".join(starts) or "(?!)")
 
 
 def vocabulary_size(header: GgufHeader) -> int:
@@ -154,6 +175,7 @@ READ = frozenset(
         "context_length",
         "embedding_length",
         "feed_forward_length",
+        DRAFTS,
         "rope.freq_base",
         "rope.scaling.type",
     }

@@ -254,7 +254,7 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
         values = values.T
     if placement.subtracted:
         values = values - np.float32(placement.subtracted)
-    return stored(values, written_as(tensor, placement, dtype)[0])
+    return stored(values.reshape(placement.shape), written_as(tensor, placement, dtype)[0])
 
 
 def in_order(rows: NDArray[Any], placement: Placement) -> NDArray[Any]:

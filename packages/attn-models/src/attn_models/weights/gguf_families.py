@@ -61,7 +61,9 @@ class GgufFamily:
     the adapter has no such table. `described` returns the whole config.json where the common keys have another meaning.
     `placed` returns the placement of a Hugging Face tensor from its name and shape, or None to find it by its name. In
     files of `permuted` families the rows of a rotary pair are next to each other. `read` and `passed` are as in
-    `GgufArchitecture`. `relatives` are other families whose models such files may hold.
+    `GgufArchitecture`. `tensors` are names of tensors that the gguf library lacks or spells otherwise: those of a file,
+    by those of Hugging Face, of layers behind `blk.N.` and `layers.N.`; `ssm_a` holds decays. `relatives` are other
+    families whose models such files may hold.
     """
 
     name: str
@@ -74,6 +76,7 @@ class GgufFamily:
     described: Callable[[GgufHeader], Keys] | None = None
     placed: Callable[[GgufHeader, Keys, str, tuple[int, ...]], Placement | None] = find_by_name
     relatives: tuple[str, ...] = ()
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
     def config(self, header: GgufHeader) -> Keys:
         """The config.json of a header; raises as the `config` of other architectures."""
@@ -101,7 +104,7 @@ class GgufFamily:
 
     def placements(self, header: GgufHeader, config: Keys) -> list[Placement]:
         """The placement of every tensor of a model with this config."""
-        from attn_models.adapters.state_dict import init_empty_weights, saved_parameters, stored_shapes
+        from attn_models.adapters.state_dict import init_empty_weights, saved_parameters, stored_shape
 
         adapter: Any = installed().adapters.get(config["model_type"])
         try:
@@ -109,7 +112,7 @@ class GgufFamily:
         except InvalidValue as error:
             what = error.metadata.get("field", "")
             raise Incompatible(f"{header.path}: {error.message}", path=header.path, what=what) from error
-        if "tie_word_embeddings" in adapter.by_tensors:
+        if "tie_word_embeddings" in getattr(adapter, "by_tensors", ()):
             decoder = adapter.without_missing(decoder, ["lm_head.weight"] if "output.weight" in header.tensors else [])
         with init_empty_weights():
             model = adapter.build(decoder)
@@ -119,13 +122,16 @@ class GgufFamily:
         architecture = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == self.name)
         names = get_tensor_name_map(architecture, decoder.num_layers)
         layout, found = adapter.layout(decoder), []
-        stored = {item.name: item for item in layout.tensor_mappings(list(shapes))}
-        for theirs, (shape, groups) in stored_shapes(layout, shapes).items():
+        for item in layout.stored(shapes):
+            theirs, shape = item.name, stored_shape(item, shapes)
             own = self.placed(header, config, theirs, shape)
             if own is not None:
                 found.append(own)
                 continue
-            source, expert = _source(theirs, names.get_name)
+            if item.stacked:
+                found.append(_stacked(header, theirs, shape, transposed=item.transposed))
+                continue
+            source, expert = self._source(theirs, names.get_name)
             if source is None:
                 raise Incompatible(
                     f"{header.path}: GGUF files of {self.name} have no name for the tensor {theirs!r}", path=header.path
@@ -133,13 +139,15 @@ class GgufFamily:
             shared = getattr(decoder, "num_kv_heads", None) or decoder.num_heads
             rotary_heads = {"attn_q": decoder.num_heads, "attn_k": shared}
             heads = rotary_heads.get(source.split(".")[-2], 0) if self.permuted else 0
-            fused = _fused(source, decoder) if groups > 1 else ()
-            placement = Placement(source, theirs, shape, rotary_heads=heads, fused=fused, groups=groups, expert=expert)
-            if stored[theirs].depthwise:
+            fused = _fused(source, decoder) if item.groups > 1 else ()
+            placement = Placement(
+                source, theirs, shape, rotary_heads=heads, fused=fused, groups=item.groups, expert=expert
+            )
+            if item.depthwise:
                 placement = replace(placement, parts=(Part(source, (shape[0], shape[-1])),))
             # GGUF stores the gain of a norm where Hugging Face stores the gain minus one.
-            placement = replace(placement, transposed=stored[theirs].transposed, subtracted=stored[theirs].offset)
-            found.append(placement)
+            placement = replace(placement, transposed=item.transposed, subtracted=item.offset)
+            found.append(replace(placement, decay=source.endswith(".ssm_a")))
         return found
 
     def _fields(self) -> Mapping[str, str]:
@@ -179,6 +187,20 @@ class GgufFamily:
         families = frozenset({self.model_type, *self.relatives})
         return GgufArchitecture(self.name, self.config, self.placements, self.read, self.passed, families)
 
+    def _source(self, theirs: str, named: Callable[..., str | None]) -> tuple[str | None, int | None]:
+        """The GGUF name of a Hugging Face tensor, and the expert's index if it belongs to an expert."""
+        expert, layer = EXPERT.search(theirs), LAYER.search(theirs)
+        if layer is not None and layer[2] in self.tensors:
+            return f"blk.{layer[1]}.{self.tensors[layer[2]]}", None
+        if expert is not None:
+            part = EXPERT_PARTS.get(expert[2], expert[2].removesuffix("_proj"))
+            return f"blk.{layer[1] if layer else ''}.ffn_{part}_exps.weight", int(expert[1])
+        # For some families, converters remove this prefix before looking up a name.
+        tried = (
+            named(name, try_suffixes=(".weight", ".bias")) for name in (theirs, theirs.removeprefix("transformer."))
+        )
+        return next((found for found in tried if found is not None), None), None
+
     def _rope(self, header: GgufHeader) -> Keys:
         if f"{self.name}.rope.freq_base" not in header.metadata and self.model_type in WITHOUT_ROTARY:
             return {}
@@ -190,16 +212,20 @@ class GgufFamily:
         return {"rope_parameters": rope}
 
 
-def _source(theirs: str, named: Callable[..., str | None]) -> tuple[str | None, int | None]:
-    """The GGUF name of a Hugging Face tensor, and the expert's index if it belongs to an expert."""
-    expert = EXPERT.search(theirs)
-    if expert is not None:
-        layer = re.search(r"\d+", theirs)
-        part = EXPERT_PARTS.get(expert[2], expert[2].removesuffix("_proj"))
-        return f"blk.{layer[0] if layer else ''}.ffn_{part}_exps.weight", int(expert[1])
-    # For some families, converters remove this prefix before looking up a name.
-    tried = (named(name, try_suffixes=(".weight", ".bias")) for name in (theirs, theirs.removeprefix("transformer.")))
-    return next((found for found in tried if found is not None), None), None
+LAYER = re.compile(r"layers\.(\d+)\.(.*)")
+
+
+def _stacked(header: GgufHeader, theirs: str, shape: tuple[int, ...], *, transposed: bool) -> Placement:
+    """A matrix of all experts, or gates and ups one after the other, which files have apart or together."""
+    layer, axes = LAYER.search(theirs), (0, 2, 1) if transposed else ()
+    block, (rows, columns) = f"blk.{layer[1] if layer else ''}.ffn_", shape[:0:-1] if transposed else shape[1:]
+    together = "down" if theirs.endswith("down_proj") else "gate_up"
+    apart = ("gate", "up") if together == "gate_up" and f"{block}gate_up_exps.weight" not in header.tensors else ()
+    parts = tuple(
+        Part(f"{block}{word}_exps.weight", (shape[0], rows // max(len(apart), 1), columns), axes)
+        for word in apart or (together,)
+    )
+    return Placement(parts[0].source, theirs, shape, parts=parts, axis=2 if transposed else 1)
 
 
 def _fused(source: str, decoder: Any) -> tuple[int, ...]:
@@ -222,15 +248,28 @@ def experts(header: GgufHeader, counted: str = "num_experts", width: str = "moe_
     Raises CheckpointInvalid if the file has another number of experts than it says.
     """
     name = header.text("general.architecture")
-    count, stacked = header.count(f"{name}.expert_count"), first_tensor(header, "ffn_gate_exps")
+    count, stacked = header.count(f"{name}.expert_count"), first_tensor(header, "ffn_down_exps")
     if stacked[0] != count or len(stacked) != STACK:
-        rule = f"{count} experts, but a tensor 'ffn_gate_exps' of shape {list(stacked)}"
+        rule = f"{count} experts, but a tensor 'ffn_down_exps' of shape {list(stacked)}"
         raise CheckpointInvalid.of(header.path, rule)
     return {
         counted: count,
         "num_experts_per_tok": header.count(f"{name}.expert_used_count"),
-        width: stacked[1],
+        width: stacked[2],
     }
+
+
+def layer_kinds(header: GgufHeader, period: int, *, first_full: bool = False) -> list[str]:
+    """The kind of each layer: as the file lists them, or windows in all layers but the last one of each period, or the
+    first, whose number of layers the file may give. Raises CheckpointInvalid for a list of another length."""
+    key, layers = f"{header.text('general.architecture')}.attention.sliding_window_pattern", layer_count(header)
+    listed = header.metadata.get(key)
+    if not isinstance(listed, tuple):
+        every = count_or(header, key, period)
+        listed = tuple((layer + (not first_full)) % every != 0 for layer in range(layers))
+    if len(listed) != layers:
+        raise CheckpointInvalid.of(header.path, f"{key} has {len(listed)} flags for {layers} layers")
+    return ["sliding_attention" if windowed else "full_attention" for windowed in listed]
 
 
 STACK = 3

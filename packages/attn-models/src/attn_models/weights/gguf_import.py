@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,13 +90,19 @@ def import_gguf_weights(
         (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Placement], ShardPlan]:
-    """The placements by Hugging Face name, and their distribution over files."""
+@lru_cache(maxsize=1)
+def _placed(header: GgufHeader) -> dict[str, Placement]:
+    """The placements by Hugging Face name, for which a model without memory is built (0.1 s and more)."""
     architecture = architecture_of(header)
     config = architecture.config(header)
     placed, has_factors = architecture.placements(header, config), "rope_parameters" in config
     found = matched(header, placed, architecture.name, has_factors=has_factors)
-    placements = {placement.target: placement for placement in found}
+    return {placement.target: placement for placement in found}
+
+
+def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Placement], ShardPlan]:
+    """The placements by Hugging Face name, and their distribution over files."""
+    placements = _placed(header)
     written = {name: written_as(header.tensors[p.source], p, dtype) for name, p in placements.items()}
     sizes = {name: math.prod(shape) * BYTES_OF.get(element, 1) for name, (element, shape) in written.items()}
     return placements, plan_shards(sizes)

@@ -41,7 +41,7 @@ class GgufTensor:
         return count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GgufHeader:
     """Metadata by key and tensors by name, in the file's order; created by `read_gguf_header` only."""
 

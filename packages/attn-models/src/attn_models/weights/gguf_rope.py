@@ -13,7 +13,9 @@ from attn_models.weights.gguf_reader import GgufHeader
 FACTORS = "rope_freqs.weight"
 """The tensor of divisors of the rotary frequencies [head_dim / 2], float32."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The scaling of every published model with such factors (Llama 3.1 to 3.3, EXAONE 4, Apertus), besides its factor."""
+"""The scaling of most published models with such factors (Llama 3.1 to 3.3, EXAONE 4, Apertus), besides its factor."""
+LLAMA4 = LLAMA3 | {"high_freq_factor": 1.0}
+"""That of Llama 4, which has no wavelengths between short and long ones."""
 LONG = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 """The tensors of divisors of LongRoPE, within the training context and beyond it, by their keys in config.json."""
 FACTOR_TENSORS = frozenset({FACTORS, *LONG.values()})
@@ -62,7 +64,7 @@ def rope_scaling(header: GgufHeader, name: str, base: float) -> dict[str, Any]:
 
 def _longrope(header: GgufHeader, name: str) -> dict[str, Any]:
     """LongRoPE, with the file's own factor on queries and keys."""
-    factors = {key: [shortest_float32(one) for one in _factors(header, tensor)] for key, tensor in LONG.items()}
+    factors = {key: [shortest_float32(one) for one in factors_of(header, tensor)] for key, tensor in LONG.items()}
     given = f"{name}.rope.scaling.attn_factor"
     stretched = {"attention_factor": header.number(given)} if given in header.metadata else {}
     return {"rope_type": "longrope", **factors, **stretched}
@@ -70,25 +72,22 @@ def _longrope(header: GgufHeader, name: str) -> dict[str, Any]:
 
 def _llama3(header: GgufHeader, base: float, kind: Any) -> dict[str, Any]:
     """The scaling `llama3` whose factors the file has; raises Incompatible for any others."""
-    found = _factors(header)
+    from attn_core.rotary import Llama3Scaling, unscaled
+
+    found = factors_of(header)
     wide = shortest_float32(max(found))
-    wanted = llama3_factors(len(found), base, wide)
-    if kind != "none" or any(abs(one - other) > 1e-5 * other for one, other in zip(found, wanted, strict=True)):
-        rule = f"the factors of {FACTORS!r} (up to {wide:g}) are not those of Llama 3's rotary scaling {LLAMA3}"
-        raise Incompatible(f"{header.path}: {rule}; they cannot be described", path=header.path, what=FACTORS)
-    return {"rope_type": "llama3", "factor": wide, **LLAMA3} if wide > 1 else {}
+    for said in (LLAMA3, LLAMA4):
+        low, high, context = said.values()
+        scaling = Llama3Scaling(factor=wide, low=low, high=high, original_max_position_embeddings=int(context))
+        pairs = zip(unscaled(base, 2 * len(found)), scaling.frequencies(base, 2 * len(found)), found, strict=True)
+        if kind == "none" and all(abs(plain / scaled - factor) <= 1e-5 * factor for plain, scaled, factor in pairs):
+            return {"rope_type": "llama3", "factor": wide, **said} if wide > 1 else {}
+    rule = f"the factors of {FACTORS!r} (up to {wide:g}) are not those of Llama 3's rotary scaling {LLAMA3}"
+    raise Incompatible(f"{header.path}: {rule}; they cannot be described", path=header.path, what=FACTORS)
 
 
-def llama3_factors(count: int, base: float, wide: float) -> list[float]:
-    """What Llama 3.1 divides each of `count` rotary frequencies by: from 1 for short wavelengths to `wide` for long
-    ones (Grattafiori et al. 2024, arXiv 2407.21783)."""
-    low, high, context = LLAMA3.values()
-    turns = [context * base ** (-place / count) / (2 * math.pi) for place in range(count)]
-    mixed = [min(1.0, max(0.0, (turn - low) / (high - low))) for turn in turns]
-    return [1 / ((1 - share) / wide + share) for share in mixed]
-
-
-def _factors(header: GgufHeader, name: str = FACTORS) -> tuple[float, ...]:
+def factors_of(header: GgufHeader, name: str = FACTORS) -> tuple[float, ...]:
+    """The divisors that a tensor holds; raises CheckpointInvalid for any but positive numbers in float32."""
     tensor = header.tensors[name]
     if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.elements > MOST_FACTORS:
         rule = f"is {tensor.type} of shape {list(tensor.shape)}; needed: F32 of shape [head size / 2]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attn_models.adapters.base import FULL, SLIDING
 from attn_models.weights.gguf_architectures import count_or, layer_count, number_or, vocabulary_size
 from attn_models.weights.gguf_families import (
     EXPERTS,
@@ -11,12 +12,12 @@ from attn_models.weights.gguf_families import (
     Keys,
     experts,
     first_tensor,
+    layer_kinds,
     number,
 )
 from attn_models.weights.gguf_reader import GgufHeader
 from attn_models.weights.gguf_rope import rope_parameters, shortest_float32
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 GPT2 = {
     "vocab_size": "vocab_size",
     "max_seq_len": "n_positions",
@@ -132,15 +133,10 @@ def _output_bias(header: GgufHeader) -> Keys:
 
 
 def _exaone4(header: GgufHeader) -> Keys:
-    """Windows, as the file lists them; llama.cpp's period is 4 where it does not."""
-    window, layers = window_of(header, "exaone4.attention.sliding_window"), layer_count(header)
-    key = "exaone4.attention.sliding_window_pattern"
-    listed = header.metadata.get(key)
-    if not isinstance(listed, tuple):
-        period = count_or(header, key, 4)
-        listed = tuple((layer + 1) % period != 0 for layer in range(layers))
-    kinds = [SLIDING if windowed and window else FULL for windowed in listed]
-    return {"sliding_window": window, "layer_types": kinds}
+    """Windows, where the file has any."""
+    window = window_of(header, "exaone4.attention.sliding_window")
+    kinds = layer_kinds(header, 4)
+    return {"sliding_window": window, "layer_types": kinds if window else [FULL] * len(kinds)}
 
 
 def _qwen2_moe(header: GgufHeader) -> Keys:
@@ -150,6 +146,30 @@ def _qwen2_moe(header: GgufHeader) -> Keys:
 
 def _olmoe(header: GgufHeader) -> Keys:
     return experts(header, width="intermediate_size") | {"norm_topk_prob": False}
+
+
+LARGEST_4 = 128
+
+
+def _llama4(header: GgufHeader) -> Keys:
+    """The experts. Not stored in the file: models of 128 experts do not norm queries and keys."""
+    found = experts(header, "num_local_experts", "intermediate_size")
+    step = count_or(header, "llama4.interleave_moe_layer_step", 1)
+    return found | {"interleave_moe_layer_step": step, "use_qk_norm": found["num_local_experts"] != LARGEST_4}
+
+
+def _modern_bert(header: GgufHeader) -> Keys:
+    """The windows, of which every third layer beginning with the first has none, and the rotary bases."""
+    name = "modern-bert"
+    bases = {FULL: "rope.freq_base", SLIDING: "rope.freq_base_swa"}
+    return _encoder(header) | {
+        "local_attention": header.count(f"{name}.attention.sliding_window"),
+        "layer_types": layer_kinds(header, 3, first_full=True),
+        "hidden_activation": header.metadata.get(f"{name}.hidden_activation", "gelu"),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": number(header, f"{name}.{key}")} for kind, key in bases.items()
+        },
+    }
 
 
 ENCODER = {
@@ -256,9 +276,21 @@ GGUF_FAMILIES = (
     GgufFamily("exaone4", "exaone4", _exaone4, read=WINDOW | {"attention.sliding_window_pattern"}),
     GgufFamily("chatglm", "glm", lambda header: {"attention_bias": "blk.0.attn_q.bias" in header.tensors}, read=TURNED),
     GgufFamily("qwen2moe", "qwen2_moe", _qwen2_moe, read=TURNED | EXPERTS | {"expert_shared_feed_forward_length"}),
+    GgufFamily("llama4", "llama4_text", _llama4, read=TURNED | EXPERTS | {"interleave_moe_layer_step"}),
     GgufFamily("olmoe", "olmoe", _olmoe, read=TURNED | EXPERTS),
     GgufFamily(
         "bert", "bert", _encoder, read=frozenset({"attention.layer_norm_epsilon"}), passed=POOLED, named=ENCODER
+    ),
+    GgufFamily(
+        "modern-bert",
+        "modernbert",
+        _modern_bert,
+        read=WINDOW
+        | {"attention.sliding_window_pattern", "rope.freq_base_swa", "attention.layer_norm_epsilon"}
+        | {"hidden_activation", "classifier.pooling_type"},
+        passed=POOLED,
+        named={ours: theirs for ours, theirs in ENCODER.items() if ours != "tie_word_embeddings"}
+        | {"norm_eps": "norm_eps", "tie_word_embeddings": "tie_word_embeddings"},
     ),
     GgufFamily("nomic-bert", "nomic_bert", _encoder, read=LAYER_NORM, passed=POOLED, named=ENCODER),
     GgufFamily(

@@ -10,7 +10,7 @@ from attn_core import Capability, configure
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attn_testing.law import MechanismLaw, require, require_same
+from attn_testing.law import MechanismLaw, require, require_same, seeded
 from attn_testing.laws.decoding import PLAN, follow, silent_where_nothing_decodes
 from attn_testing.subject import Case, in_mode
 
@@ -318,8 +318,7 @@ def gradient(case: Case, seed: int, *, again: bool = False) -> Tensor:
     """The gradient to the inputs of a training pass with this seed; with `again`, activations are recomputed."""
     layer: Any = case.build().train()
     rows, source = case.rows(2, TOKENS).requires_grad_(), case.source(2, TOKENS)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if again:
             out = checkpoint(case.attend, rows, source, None, layer, use_reentrant=False)
         else:

@@ -12,7 +12,7 @@ from attn_core import Capability, Mechanism, Rotary, Shape, Step, configure
 from attn_core.errors import UserError
 from attn_core.options import option_fields
 
-from attn_testing.law import LawBroken, MechanismLaw, require
+from attn_testing.law import LawBroken, MechanismLaw, require, seeded
 from attn_testing.laws.declarations import SLIGHT
 from attn_testing.laws.passes import after_update, auxiliary_loss
 from attn_testing.subject import Case, Refusal, Setting, Subject
@@ -146,8 +146,7 @@ def observed(case: Case) -> list[torch.Tensor]:
     rows, source, layer = case.rows(2, case.tokens), case.source(2, case.tokens), case.build()
     with torch.no_grad():
         before = case.attend(rows, source, None, layer)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         layer.train()
         out = before
         for _ in range(PASSES):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attn_testing.law import MechanismLaw, require, require_same
+from attn_testing.law import MechanismLaw, require, require_same, seeded
 from attn_testing.subject import Case
 
 CLOSE = 1e-10
@@ -65,15 +65,13 @@ class Recomputation(MechanismLaw):
         for seed in (5, 6):
             for layer, run in ((usual, at_once), (again, recomputed)):
                 layer.zero_grad()
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(seed)
+                with seeded(seed):
                     losses = [
                         mean_loss(case, layer, case.rows(2, LENGTH, seed=s), case.source(2, LENGTH), run)
                         for s in (seed, seed + 10)
                     ]
                     (losses[0] + 2 * losses[1]).backward()
                     require(auxiliary_loss(layer) == 0.0, "a pass that was computed again keeps an auxiliary loss")
-                    torch.manual_seed(seed)
             require_equal_updates(again, usual, "with recomputed activations and without")
 
 
@@ -82,8 +80,7 @@ def draws(case: Case) -> bool:
     with torch.no_grad():
         found = []
         for seed in (3, 4):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 layer = case.build().train()
                 found.append(case.attend(case.rows(1, LENGTH), case.source(1, LENGTH), None, layer))
     return not torch.equal(*found)
@@ -116,8 +113,7 @@ def require_equal_updates(layer: Any, expected: Any, what: str) -> None:
         if mine.grad is not None:
             require_same(mine.grad, other.grad, f"gradients of {name} {what}", CLOSE)
     for one in (layer, expected):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
+        with seeded(7):
             after_update(one)
     for (name, mine), (_, other) in zip(layer.named_buffers(), expected.named_buffers(), strict=True):
         require_same(mine.double(), other.double(), f"buffer {name} {what}", CLOSE)

@@ -40,7 +40,7 @@ class ChannelGates(InnerAttention, nn.Module):
         self.spec, self.scalar, self.most = spec, scalar, most
         self.gate = nn.Linear(hidden_size, spec.heads.query * (spec.heads.key_size + scalar))
         nn.init.xavier_uniform_(self.gate.weight)
-        nn.init.constant_(self.gate.bias, start)
+        nn.init.constant_(self.gate.bias, float(start))
 
     def remember(self, rows: Tensor) -> Fields:
         """The fields "gate" [..., heads, key_size] and, with scalar gates, "scalar" [..., heads]: logarithms, at least

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from attn_schema.chat_form import THOUGHT
 from attn_schema.training import DataConfig
 
 from attn_train.checking import require_wanted
+from attn_train.data.messages import ASSISTANT, json_in
+from attn_train.data.preference_shapes import PREFERENCES, Judged
 from attn_train.data.reading import Reading
 from attn_train.data.rendering import FIELD, WEIGHT, TokenizedChat, require_template, tokenized_chats
-from attn_train.data.shapes import ASSISTANT, CHATS, PREFERENCES, Chat, Judged, Shape, json_in
+from attn_train.data.shapes import CHATS, Chat, Shape
 from attn_train.data.token_rows import TokenRow
 from attn_train.data.token_shards.inputs import Row, input_files, rows_of, split_files, units_of, unread
 from attn_train.tasks.base import split_validation
@@ -28,6 +31,11 @@ WHOLE = 1 << 62
 """More bytes than a file has, so that it is one unit."""
 KEYS = frozenset({"role", "content", "name", WEIGHT, THOUGHT, "tool_calls", "tool_call_id"})
 """What is read of a message."""
+MEANT = re.compile(
+    "weight|loss|train|mask|prefix|call|tool|function|think|reason|thought|content|image|audio|video|part",
+    re.IGNORECASE,
+)
+"""What is in the names of keys that would change what is said or learned; others only describe a message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +85,8 @@ def checked_chats(rows: Iterable[Row], reading: Reading) -> Iterator[tuple[str, 
         for checked in _checked([found], place, reading):
             chat = checked[0]
             if isinstance(chat, Chat):
+                if not _answers(chat, place, reading):
+                    continue
                 empty = any(one["role"] == ASSISTANT and is_empty(one) for one in chat.messages)
                 reading.note("with an empty answer", int(empty))
             yield place, chat
@@ -87,7 +97,7 @@ def checked_preferences(rows: Iterable[Row], reading: Reading) -> Iterator[tuple
     is preferred are left out, and counted. Raises as `checked_chats` does."""
     for place, both in read_rows(rows, PREFERENCES, reading):
         for chosen, rejected in _checked(both, place, reading):
-            if prefers(chosen, rejected, reading):
+            if prefers(chosen, rejected, reading) and all(_answers(one, place, reading) for one in (chosen, rejected)):
                 yield place, (chosen, rejected)
 
 
@@ -115,19 +125,33 @@ def prefers(chosen: Chat | None, rejected: Chat | None, reading: Reading) -> boo
 def _checked(conversations: Sequence[Any], place: str, reading: Reading) -> list[list[Any]]:
     """Return a list of the checked conversations of a row; an empty one if the row is skipped."""
     try:
-        return [[check_conversation(one) if isinstance(one, Chat) else one for one in conversations]]
+        checked = [check_conversation(one) if isinstance(one, Chat) else one for one in conversations]
     except InvalidValue as error:
         reading.broken(InvalidValue.of(FIELD, place, f"messages with a role and a content: {error.message}"))
         return []
+    chats = (one for one in conversations if isinstance(one, Chat))
+    reading.aside |= {f"messages.{key}" for one in chats for message in one.messages for key in message.keys() - KEYS}
+    return [checked]
+
+
+def _answers(chat: Chat | None, place: str, reading: Reading) -> bool:
+    """Whether a conversation has an answer to learn; one without is refused, unless such rows are skipped."""
+    if chat is None or any(one["role"] == ASSISTANT and one.get(WEIGHT, 1) for one in chat.messages):
+        return True
+    roles = ", ".join(dict.fromkeys(one["role"] for one in chat.messages))
+    allowed = f"a message with the role {ASSISTANT} whose weight is not 0; its roles: {roles}"
+    reading.broken(InvalidValue.of(FIELD, place, allowed))
+    return False
 
 
 def check_conversation(chat: Chat) -> Chat:
     """Return a conversation with messages of the `KEYS`; the weight of an answer is left out where it is 1.
 
-    Raises `InvalidValue` for other weights and keys, for calls that are none, and for what `check_messages` refuses.
+    Raises `InvalidValue` for other weights, for other keys that are `MEANT`, for calls that are none, and for what
+    `check_messages` refuses.
     """
     for place, message in enumerate(chat.messages):
-        for key in message.keys() - KEYS:
+        for key in filter(MEANT.search, sorted(message.keys() - KEYS)):
             raise InvalidValue.of(f"messages[{place}].{key}", message[key], f"only {', '.join(sorted(KEYS))}")
         weight, field = message.get(WEIGHT), f"messages[{place}].{WEIGHT}"
         if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
@@ -135,7 +159,7 @@ def check_conversation(chat: Chat) -> Chat:
         if weight and message.get("role") != ASSISTANT:
             raise InvalidValue.of(field, weight, f"none for the role {message.get('role')}: only answers are learned")
         _check_calls(message, f"messages[{place}]")
-    plain = check_messages([{key: one[key] for key in one if key != WEIGHT} for one in chat.messages])
+    plain = check_messages([{key: one[key] for key in one if key in KEYS - {WEIGHT}} for one in chat.messages])
     unlearned = [{WEIGHT: 0} if one.get(WEIGHT) == 0 and one["role"] == ASSISTANT else {} for one in chat.messages]
     return replace(chat, messages=[one | also for one, also in zip(plain, unlearned, strict=True)])
 

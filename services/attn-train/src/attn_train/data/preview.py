@@ -27,10 +27,12 @@ from attn_train.data.conversations import (
     read_rows,
     rows_in,
 )
+from attn_train.data.messages import ASSISTANT
+from attn_train.data.preference_shapes import PREFERENCES
 from attn_train.data.prompts import PROMPT, chat_of_prompt, encoded_prompt, prompt_rows
 from attn_train.data.reading import Reading
 from attn_train.data.rendering import WEIGHT
-from attn_train.data.shapes import ASSISTANT, CHATS, PAIRS, PREFERENCES, TEXTS, Chat, needed
+from attn_train.data.shapes import CHATS, MARKED, PAIRS, TEXTS, Chat, needed
 from attn_train.data.token_rows import TokenRow
 from attn_train.data.token_shards.encoders import ids_and_learned
 from attn_train.data.token_shards.inputs import Row, columns_of, input_files, split_files
@@ -103,7 +105,8 @@ def format_of(columns: Sequence[str] | None, reading: Reading) -> str:
     """Return the format of files with these columns, None for text; raises `InvalidValue` for columns of no shape."""
     if columns is None:
         return "text"
-    for known, shapes in {"preference": PREFERENCES, "chat": CHATS, "pairs": PAIRS, "text": TEXTS}.items():
+    own = tuple(shape for shape in CHATS if shape is not MARKED)
+    for known, shapes in {"preference": PREFERENCES, "chat": own, "pairs": PAIRS, "text": TEXTS}.items():
         with suppress(InvalidValue):
             reading.needed_of(columns, shapes)
             return known

@@ -10,9 +10,10 @@ from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 
 from attn_train.data.conversations import check_conversation
+from attn_train.data.messages import ASSISTANT, messages_in
 from attn_train.data.reading import Reading
 from attn_train.data.rendering import FIELD, require_template
-from attn_train.data.shapes import ASSISTANT, Chat, chat_of_row, messages_in
+from attn_train.data.shapes import Chat, chat_of_row
 from attn_train.data.token_shards.inputs import Row
 
 PROMPT = "prompt"

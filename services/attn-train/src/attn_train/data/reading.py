@@ -11,13 +11,13 @@ from attn_core.errors import InvalidValue
 from attn_schema.prepared import PrepareConfig, ShowConfig
 from attn_schema.training import DataConfig
 
+from attn_train.data.preference_shapes import PREFERENCES
 from attn_train.data.shapes import (
     CHATS,
     COLUMNS,
     LABELS,
     PAIRS,
     PICTURES,
-    PREFERENCES,
     TEXTS,
     Shape,
     Values,
@@ -32,7 +32,7 @@ def names_in(shapes: Sequence[Shape]) -> set[str]:
     return {column for shape in shapes for name in (*shape.needs, *shape.may) for column in COLUMNS.get(name, (name,))}
 
 
-NAMES = sorted(names_in((*CHATS, *PREFERENCES, *TEXTS, *PAIRS, *LABELS)))
+NAMES = frozenset(names_in((*CHATS, *PREFERENCES, *TEXTS, *PAIRS, *LABELS)))
 """The names of all columns of these shapes."""
 
 
@@ -49,13 +49,14 @@ class Reading:
     dropped: Counter[str] = field(default_factory=Counter)
     first_broken: str = ""
     _keys: set[int] = field(default_factory=set)
+    _cased: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: DataConfig | ShowConfig | PrepareConfig) -> Reading:
         """Return the reading of a config; raises `InvalidValue` for a column that no shape has."""
         columns = dict(given.split("=", 1) for given in config.columns)
-        if unknown := sorted(columns.keys() - set(NAMES)):
-            raise InvalidValue.of("config.data.columns", ", ".join(unknown), f"names among {', '.join(NAMES)}")
+        if unknown := sorted(columns.keys() - NAMES):
+            raise InvalidValue.of("config.data.columns", ", ".join(unknown), f"names among {', '.join(sorted(NAMES))}")
         return cls(columns, config.skip_broken)
 
     def renamed(self, values: Values) -> dict[str, Any]:
@@ -63,8 +64,19 @@ class Reading:
         if missing := sorted(set(self.columns.values()) - values.keys()):
             raise InvalidValue.of("columns", ", ".join(missing), f"the columns {', '.join(map(str, values))}")
         taken = {*self.columns, *self.columns.values()}
-        others = {name: value for name, value in values.items() if name not in taken}
+        others = {self._known(name, values): value for name, value in values.items() if name not in taken}
         return others | {name: values[column] for name, column in self.columns.items()}
+
+    def _known(self, name: str, values: Values) -> str:
+        """The name of a column in lower case if a shape has that."""
+        low = name.lower()
+        if name in NAMES or low not in NAMES or low in values:
+            return name
+        self._cased[low] = name
+        return low
+
+    def _written(self, name: str) -> str:
+        return self.columns.get(name) or self._cased.get(name, name)
 
     def needed_of(self, columns: Sequence[str], shapes: Sequence[Shape]) -> list[str]:
         """Return those of a table's columns that shapes may read; raises `InvalidValue` if they have not what one
@@ -77,7 +89,7 @@ class Reading:
             )
         read = names_in(shapes)
         self.aside |= names.keys() - read - set(PICTURES)
-        return [self.columns.get(name, name) for name in names if name in read or name in PICTURES]
+        return [self._written(name) for name in names if name in read or name in PICTURES]
 
     def read(self, values: Values, shapes: Sequence[Shape]) -> Any:
         """Return what the shape of a row reads of it; raises `InvalidValue` for a row of no shape."""
@@ -88,8 +100,9 @@ class Reading:
                 "columns", ", ".join(pictures), "columns of text: images and sounds are not trained on"
             )
         self.shapes[shape.name] += 1
-        self.used |= {self.columns.get(name, name) for name in found.values()}
-        self.aside |= {name for name, value in renamed.items() if value is not None} - set(found.values())
+        self.used |= {self._written(name) for name in found.values()}
+        unread = [name for name, value in renamed.items() if value is not None and name not in found.values()]
+        self.aside |= set(map(self._written, unread))
         read = {name: renamed[column] for name, column in found.items()}
         self.note(*shape.remark(read))
         return shape.read(read)

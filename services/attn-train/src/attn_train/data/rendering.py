@@ -16,7 +16,8 @@ from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import unused_characters
 from attn_schema.chat_form import THOUGHT, ChatForm
 
-from attn_train.data.shapes import ASSISTANT, TOOL, USER, Chat, json_in
+from attn_train.data.messages import ASSISTANT, TOOL, USER, json_in
+from attn_train.data.shapes import Chat
 
 FIELD = "config.data.dataset"
 WEIGHT = "weight"
@@ -47,14 +48,12 @@ def tokenized_chats(tokenizer: Tokenizer, chat: Chat, place: str) -> list[Tokeni
     those of weight 0, or what the template marks as such by `{% generation %}`.
 
     If the template writes earlier messages differently once more follow, as those do that leave out the thoughts of
-    earlier answers, each answer becomes a conversation of its own that ends with it. Raises `InvalidValue` for a
-    conversation without an answer, for an answer that does not begin as its prompt ends, and for what the template
+    earlier answers, each answer becomes a conversation of its own that ends with it. Raises `InvalidValue` for an
+    answer that does not begin as its prompt ends, and for what the template
     leaves out.
     """
     weights = [message.get(WEIGHT, 1) for message in chat.messages]
     learned = [n for n, message in enumerate(chat.messages) if message["role"] == ASSISTANT and weights[n]]
-    if not learned:
-        raise InvalidValue.of(FIELD, place, f"a message with the role {ASSISTANT} whose weight is not 0")
     problems: list[UserError] = []
     for form, parts in _forms(chat):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,9 @@ class GrpoTask(OnPolicyTask):
         loss, measured = grpo_loss(logprobs, advantages, rows, self._config.on_policy)
         if torch.is_grad_enabled():
             tokens = max(1, len(rows))
-            apart = (trained.detach() - known[0]).abs().sum() / tokens
-            self._measure(tokens, **measured, sampling_logp_difference=apart)
+            if not self._sampler.differs(self._config):
+                measured |= {"sampling_logp_difference": (trained.detach() - known[0]).abs().sum() / tokens}
+            self._measure(tokens, **measured)
         return loss
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:  # noqa: ARG002 -- rewards are measured
@@ -146,28 +148,41 @@ class GrpoTask(OnPolicyTask):
         inputs, targets = on_policy.rows_of([prompt.ids for prompt in prompts], [one.ids for one in found])
         old = torch.zeros(targets.shape)
         old[targets != PADDED] = torch.tensor([value for one in found for value in one.logprobs])
+        if self._sampler.differs(self._config):
+            old = self._instead(model, inputs, targets, old)
         if settings.mask_truncated_completions:
             targets[torch.tensor([one.truncated for one in found])] = PADDED
         reference = self._reference(model, inputs, targets) if settings.beta else []
         return inputs, old, *reference, advantages_of(given, settings), targets
 
+    def _instead(self, model: Any, inputs: Tensor, targets: Tensor, served: Tensor) -> Tensor:
+        """Return the log probabilities [batch, longest] of the targets under the policy at the temperature; measures
+        how far those that a server gave are from them at temperature 1."""
+        plain = self._logprobs(model, inputs, targets, 1.0)
+        tokens = count_targets((targets,))
+        self._measure(tokens, sampling_logp_difference=(plain - served).abs().sum() / max(1, tokens))
+        temperature = self._config.on_policy.temperature
+        return plain if temperature == 1 else self._logprobs(model, inputs, targets, temperature)
+
     def _reference(self, model: Any, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """Return the log probabilities [batch, longest] of the targets under the reference, in a list."""
+        adapted: Any = getattr(model, "adapted", None)
+        own = self._data.reference
+        with nullcontext() if own is not None else adapted.without():
+            return [self._logprobs(model if own is None else own, inputs, targets, self._config.on_policy.temperature)]
+
+    def _logprobs(self, model: Any, inputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """Return the log probabilities [batch, longest] of the targets under a model, 0 elsewhere."""
         device = next(model.parameters()).device
         ids, goals = to_device((inputs, targets), device)
-        adapted: Any = getattr(model, "adapted", None)
         numerics = forward_precision(
             self._config.precision, device, batch_invariant=self._config.on_policy.batch_invariant
         )
         with torch.no_grad(), numerics:
-            if self._data.reference is None:
-                with adapted.without():
-                    found = token_logprobs(model, ids, goals, self._config.on_policy.temperature)
-            else:
-                found = token_logprobs(self._data.reference, ids, goals, self._config.on_policy.temperature)
+            found = token_logprobs(model, ids, goals, temperature)
         whole = torch.zeros(targets.shape)
         whole[targets != PADDED] = found.float().cpu()
-        return [whole]
+        return whole
 
 
 def _scored(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Scored:

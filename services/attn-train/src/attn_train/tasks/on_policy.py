@@ -113,6 +113,10 @@ class Sampler:
         """Sample `count` completions of each prompt; see `sampled`."""
         return sampled(model, tokenizer, prompts, config, count, on_batch)
 
+    def differs(self, config: TrainingConfig) -> bool:  # noqa: ARG002 -- the model that is trained samples
+        """Whether log probabilities of completions are not those of the policy that is trained, which computes them."""
+        return False
+
     def summed(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over the workers."""
         return value

@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from attn_core.errors import AttnError, Unavailable
 from attn_models.loading.models import in_layout
+from attn_models.lora import merged_adapter
 from attn_models.tokenizers import Tokenizer
 from attn_schema import ConnectionOptions, Prompt
 from attn_schema.training import TrainingConfig
 from safetensors.torch import save
 from torch import Tensor
 
+from attn_train.base_model import LORA, adapter_of
 from attn_train.collectives import all_gather_texts, require_no_failure
 from attn_train.process_group import Group
 from attn_train.tasks.base import OnBatch
@@ -86,6 +89,10 @@ class ServedSampler(SharedSampler):
 
     layout: str
 
+    def differs(self, config: TrainingConfig) -> bool:
+        """See `Sampler.differs`: the server has merged weights, and log probabilities of temperature 1."""
+        return config.lora.lora_rank is not None or config.on_policy.temperature != 1
+
     def __call__(
         self, model: Any, tokenizer: Tokenizer, prompts: Prompts, config: TrainingConfig, count: int, on_batch: OnBatch
     ) -> list[Completion]:
@@ -95,11 +102,17 @@ class ServedSampler(SharedSampler):
         def own() -> list[Completion]:
             if not self.group.leads:
                 return []
-            _, tensors = in_layout(model, self.layout)
-            file = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-            return asyncio.run(_asked(file, prompts, config, count, on_batch))
+            return asyncio.run(_asked(self._file(model), prompts, config, count, on_batch))
 
         return _by_all(self.group, own)[0]
+
+    def _file(self, model: Any) -> bytes:
+        """Return a safetensors file of the weights, into which an adapter is merged."""
+        adapter = adapter_of(model)
+        with nullcontext() if adapter is None else merged_adapter(model, adapter):
+            _, tensors = in_layout(model, self.layout)
+            own = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{LORA}.")}
+            return save({name: tensor.detach().cpu().contiguous() for name, tensor in own.items()})
 
 
 def _by_all(group: Group, sample: Callable[[], list[Completion]]) -> list[list[Completion]]:
@@ -127,6 +140,7 @@ async def _asked(
         async def completed(number: int, ids: Sequence[int]) -> list[Completion]:
             found = [Completion() for _ in range(count)]
             prompt, params = Prompt(token_ids=tuple(ids)), sampling_params(config, number, count)
+            params = params.replace(temperature=on_policy.temperature)
             async with room:
                 async for delta in client.generate(on_policy.rollout_model, prompt, params):
                     found[delta.index].take(delta)

@@ -9,9 +9,10 @@ from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 
 from attn_train.data.conversations import read_chats, read_preferences, read_rows
+from attn_train.data.preference_shapes import PREFERENCES
 from attn_train.data.reading import Reading
 from attn_train.data.rendering import TokenizedChat
-from attn_train.data.shapes import CHATS, PAIRS, PREFERENCES, TEXTS, Shape
+from attn_train.data.shapes import CHATS, PAIRS, TEXTS, Shape
 from attn_train.data.token_shards.inputs import Row
 from attn_train.data.token_shards.shards import KINDS
 from attn_train.tasks.seq2seq import token_pairs
