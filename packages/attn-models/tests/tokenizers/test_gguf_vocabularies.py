@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -187,3 +188,44 @@ def test_an_rwkv_vocabulary_that_cannot_write_every_byte_is_refused(tmp_path: Pa
     path = vocabulary_file(tmp_path / "rwkv.gguf", "rwkv", ["<s>", "ab", "a"], [3, 1, 1])
     with pytest.raises(CheckpointInvalid, match="each byte"):
         tokenizer_from_gguf(read_gguf_header(path))
+
+
+def test_merged_characters_with_bytes_give_the_tokens_of_their_backend(tmp_path: Path) -> None:
+    """In the form of Gemma 3's and 4's tokenizer.json, written as llama.cpp's converter writes Gemma 4's."""
+    draw = random.Random(0)
+    words = ["the", "quick", "fox", "naïve", "2024", "हिन्दी", "\n\n", "▁"]
+    mark = tokenizers.normalizers.Replace(" ", "▁")
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learner.normalizer = mark
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=90, show_progress=False)
+    learner.train_from_iterator((" ".join(draw.choices(words, k=9)) for _ in range(200)), trainer)
+    learned = json.loads(learner.to_str())["model"]
+    named = ["<pad>", "<eos>", "<bos>", "<unk>", "<tool>"]
+    tokens = [*named, *(f"<0x{byte:02X}>" for byte in range(256)), *learned["vocab"]]
+    merges = [tuple(merge) for merge in learned["merges"]]
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {token: place for place, token in enumerate(tokens)},
+            merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    theirs.normalizer = mark
+    theirs.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    theirs.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
+    path = vocabulary_file(
+        tmp_path / "gemma4.gguf", "gemma4", tokens, [3, 3, 3, 3, 4, *[6] * 256, *[1] * len(learned["vocab"])],
+        merges=[" ".join(merge) for merge in merges], scores=[-1000.0] * len(tokens), add_bos_token=True,
+        bos_token_id=2, eos_token_id=1, unknown_token_id=3, padding_token_id=0,
+    )  # fmt: skip
+    ours = tokenizer_from_gguf(read_gguf_header(path))
+    for _ in range(300):
+        text = "".join(draw.choices([*words, *" .Äß½👍🏽\n", "   ", "<tool>", "<0x41>"], k=draw.randrange(12)))
+        expected = theirs.encode(text).ids
+        assert ours.encode(text) == [2, *expected], text
+        assert ours.decode(expected) == theirs.decode(expected)
+    assert (ours.pad_id, ours.unk_id, ours.end_ids) == (0, 3, {1})

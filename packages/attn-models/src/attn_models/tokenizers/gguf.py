@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import tokenizers
 from attn_core.errors import CheckpointInvalid, UnknownName
@@ -60,8 +61,8 @@ def _pieces_backend(header: GgufHeader, tokens: tuple[str, ...], *, unigram: boo
 
 
 def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer | None:
-    """The tokenizer of the file: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama") or unigram model ("t5"),
-    WordPiece ("bert"), or RWKV's longest match ("rwkv"); None if it has none ("none").
+    """The tokenizer of the file: byte-level BPE ("gpt2"), BPE of characters ("gemma4"), SentencePiece's BPE ("llama")
+    or unigram model ("t5"), WordPiece ("bert"), or RWKV's longest match ("rwkv"); None if it has none ("none").
 
     Raises `UnknownName` for an unsupported tokenizer model or pre-tokenizer, and `CheckpointInvalid` for an
     inconsistent vocabulary.
@@ -87,6 +88,18 @@ def _byte_level_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenize
     backend = tokenizers.Tokenizer(_merged_model(header, tokens))
     pre_tokenizer_named(header.text(PRE)).apply(backend)
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _merged_characters_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    """Gemma 4's BPE of characters, with marks for blanks and bytes for what has no token."""
+    if (count := header.integers("tokenizer.ggml.token_type").count(BYTE_TOKEN)) != BYTES:
+        raise CheckpointInvalid.of(header.path, f"{count} byte tokens; needed: {BYTES}")
+    unknown = _named(header, tokens, "unknown")
+    model = _merged_model(header, tokens, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Replace(" ", BLANK)
+    backend.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
     return backend
 
 
@@ -161,6 +174,7 @@ def _longest_match_backend(header: GgufHeader, tokens: tuple[str, ...]) -> token
 
 BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer]] = {
     "gpt2": _byte_level_backend,
+    "gemma4": _merged_characters_backend,
     "llama": _pieces_backend,
     "t5": partial(_pieces_backend, unigram=True),
     "rwkv": _longest_match_backend,
@@ -169,7 +183,7 @@ BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer
 """The functions that build a tokenizer, by tokenizer.ggml.model."""
 
 
-def _merged_model(header: GgufHeader, tokens: tuple[str, ...]) -> models.BPE:
+def _merged_model(header: GgufHeader, tokens: tuple[str, ...], **options: Any) -> models.BPE:
     merges = []
     for merge in header.texts("tokenizer.ggml.merges"):
         first, space, second = merge.partition(" ")
@@ -177,7 +191,7 @@ def _merged_model(header: GgufHeader, tokens: tuple[str, ...]) -> models.BPE:
             raise CheckpointInvalid.of(header.path, f"the merge {merge[:60]!r} is not two tokens")
         merges.append((first, second))
     vocabulary = {token: place for place, token in enumerate(tokens)}
-    return models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False)
+    return models.BPE(vocab=vocabulary, merges=merges, **options)
 
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...]) -> None:
@@ -197,7 +211,7 @@ def _add_ends(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[s
     if kind == "bert":
         set_ends(backend, _named(header, tokens, _first(header)), _named(header, tokens, SEPARATOR))
         return
-    begins = kind == "llama" or (kind == "gpt2" and pre_tokenizer_named(header.text(PRE)).begins)
+    begins = kind in ("llama", "gemma4") or (kind == "gpt2" and pre_tokenizer_named(header.text(PRE)).begins)
     wanted = {"bos": begins, "eos": kind == "t5"}
     found = {
         word: _named(header, tokens, word) if header.flag(f"tokenizer.ggml.add_{word}_token", default=usual) else None
