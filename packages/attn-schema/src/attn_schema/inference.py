@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from itertools import chain
 from math import prod
+from operator import attrgetter
 from typing import Annotated, Any, TypeAlias, cast
 
 from attn_core.errors import InternalError, InvalidValue, MissingPackage
@@ -83,6 +85,16 @@ class Prompt(Checked, frozen=True, kw_only=True):
         given = [name for name in ("text", "token_ids", "chat") if getattr(self, name) is not None]
         if len(given) > 1 or (not given and self.encoder_prompt is None):
             raise InvalidValue.of("prompt", given or None, "exactly one of text, token_ids and chat")
+
+    @property
+    def contents(self) -> Iterator[str]:
+        """The texts of the messages."""
+        return map(attrgetter("content"), self.chat or ())
+
+    @property
+    def images(self) -> Iterator[bytes]:
+        """The images of the messages."""
+        return chain.from_iterable(map(attrgetter("images"), self.chat or ()))
 
     @classmethod
     def of(cls, prompt: PromptLike, encoder_prompt: str | Sequence[int] | None = None) -> Prompt:

@@ -87,7 +87,7 @@ class InferenceHandlers:
         model = self._serving(request.model, call)
         task = text_task(request.prompt, request.sampling, call, model.adapter, request.resume)
         most = most_new_tokens(request.sampling)
-        size = RequestSize.of(call, (request.prompt,), most, resumed=request.resume is not None)
+        size = await RequestSize.of(call, (request.prompt,), most, resumed=request.resume is not None)
         with model.refusals.apply(size):
             call.charge.reserve(size.prompt_tokens, most)
             # Beams show their tokens only at the end: who hangs up before pays for all.
@@ -105,7 +105,7 @@ class InferenceHandlers:
         """Return the log probabilities of given sequences."""
         model = self._serving(request.model, call)
         params = ScoringParams(top_logprobs=request.top_logprobs)
-        size = RequestSize.of(call, request.prompts, 0)
+        size = await RequestSize.of(call, request.prompts, 0)
         with model.refusals.apply(size):
             call.charge.reserve(size.prompt_tokens)
             tasks = [text_task(prompt, params, call, model.adapter) for prompt in request.prompts]

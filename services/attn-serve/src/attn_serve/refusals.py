@@ -6,6 +6,7 @@ others. So a refusal holds, for a moment, for every request with about the same 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ SECONDS_A_REFUSAL, LONGEST_SECONDS = 0.005, 1.0
 """Refusals of many kinds of requests hold longer, by this much per kind up to the second value, to spare the engine."""
 
 
+MANY_MESSAGES = 10_000
 BYTES_PER_TOKEN = 4
 """The usual number of bytes of a token, by which tokens of a text are estimated before it is tokenized."""
 
@@ -34,9 +36,9 @@ BYTES_PER_TOKEN = 4
 def estimated_tokens(prompt: Prompt) -> int:
     """The number of tokens of a prompt, and of its encoder prompt: exact for token ids, else by bytes of the text."""
     parts = [part for part in (prompt, prompt.encoder_prompt) if part is not None]
-    texts = [*(part.text or "" for part in parts), *(message.content for message in prompt.chat or ())]
+    texts = [*(part.text or "" for part in parts), *prompt.contents]
     ids = sum(len(part.token_ids or ()) for part in parts)
-    return ids + -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
+    return ids + -(-len("".join(texts).encode()) // BYTES_PER_TOKEN)
 
 
 def most_new_tokens(params: SamplingParams) -> int:
@@ -56,12 +58,18 @@ class RequestSize(NamedTuple):
     resumed: bool = False
 
     @classmethod
-    def of(cls, call: Call, prompts: Sequence[Prompt], max_new_tokens: int, *, resumed: bool = False) -> RequestSize:
-        """The size of a request."""
-        chats = (message for prompt in prompts for message in prompt.chat or ())
-        images = sum(len(image) for message in chats for image in message.images)
-        tokens = sum(map(estimated_tokens, prompts))
-        return cls(call.tenant, call.remaining(), max_new_tokens, tokens, images, resumed)
+    async def of(
+        cls, call: Call, prompts: Sequence[Prompt], max_new_tokens: int, *, resumed: bool = False
+    ) -> RequestSize:
+        """The size of a request; in a thread for long conversations, whose messages would hold up the loop."""
+
+        def size() -> RequestSize:
+            images = sum(sum(map(len, prompt.images)) for prompt in prompts)
+            tokens = sum(map(estimated_tokens, prompts))
+            return cls(call.tenant, call.remaining(), max_new_tokens, tokens, images, resumed)
+
+        many = sum(len(prompt.chat or ()) for prompt in prompts) > MANY_MESSAGES
+        return await asyncio.to_thread(size) if many else size()
 
     @property
     def prompt_size(self) -> int:

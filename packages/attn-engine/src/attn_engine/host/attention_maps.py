@@ -28,7 +28,7 @@ def compute_maps(
     an encoder prompt that is missing or not allowed; `ContextLengthExceeded` for a prompt longer than the model's
     context; `Incompatible` for a mechanism without weights, and for images.
     """
-    if any(message.images for message in request.prompt.chat or ()):
+    if any(True for _ in request.prompt.images):
         raise Incompatible("attention maps of prompts with images are not computed", field="prompt.chat")
     ids, encoder_ids = tokenizer.ids(request.prompt), tokenizer.encoder_ids(request.prompt)
     # Of a model with both kinds, `loaded.mechanisms` has self-attention too.

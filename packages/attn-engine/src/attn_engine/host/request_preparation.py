@@ -62,7 +62,7 @@ class Preparation:
             if cancelled:
                 host.cancel(task.id)
 
-        return self._run(size_of(task.prompt, task.params), task.prompt, begin, task.id)
+        return self._run(task.prompt, begin, task.id, task.params)
 
     def cancel(self, host: ModelHost, task_id: str) -> None:
         """Stop a task, whether it waits, is being prepared or runs."""
@@ -74,13 +74,14 @@ class Preparation:
 
     def tokenize(self, host: ModelHost, prompt: Prompt) -> Future[Any]:
         """Tokenize a prompt, in a future."""
-        return self._run(size_of(prompt), prompt, partial(host.tokenize, prompt))
+        return self._run(prompt, partial(host.tokenize, prompt))
 
-    def _run(self, size: int, prompt: Prompt, work: Callable[[], Any], name: str | None = None) -> Future[Any]:
-        if any(message.images for message in prompt.chat or ()):
-            lane = "images"
-        else:
-            lane = "large" if size > LARGE_BYTES else "chat" if prompt.chat is not None else "text"
+    def _run(
+        self, prompt: Prompt, work: Callable[[], Any], name: str | None = None, params: object = None
+    ) -> Future[Any]:
+        images = [len(image) for image in prompt.images]
+        size = size_of(prompt, params) + sum(images)
+        lane = "images" if images else "large" if size > LARGE_BYTES else "text" if prompt.chat is None else "chat"
         with self._lock:
             if self._bytes + size > MAX_WAITING_BYTES or self._count >= MAX_WAITING:
                 text = f"{self._count} requests of {self._bytes} bytes are already waiting to be prepared"
@@ -103,9 +104,9 @@ class Preparation:
 
 
 def size_of(prompt: Prompt, params: object = None) -> int:
-    """The amount of work to prepare a request, as an equivalent number of bytes of text."""
+    """The amount of work to prepare a request without images, as an equivalent number of bytes of text."""
     size = len(prompt.text or "") + 4 * len(prompt.token_ids or ())
-    size += sum(len(message.content) + sum(map(len, message.images)) for message in prompt.chat or ())
+    size += sum(map(len, prompt.contents))
     if prompt.encoder_prompt is not None:
         size += len(prompt.encoder_prompt.text or "") + 4 * len(prompt.encoder_prompt.token_ids or ())
     if isinstance(params, SamplingParams) and params.structured_output is not None:
