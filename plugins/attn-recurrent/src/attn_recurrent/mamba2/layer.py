@@ -44,10 +44,10 @@ class Mamba2Layer(nn.Module):
         super().__init__()
         self.config, hidden_size, bias = config, config.hidden_size, config.bias
         self.head, self.inner, self.channels = config.head, config.inner, config.channels
-        self.parts = [config.inner, config.channels, config.num_heads, config.further]
+        self.widths = [config.inner, config.channels, config.num_heads, config.further]
         self.step_plan = RecurrentStepDispatcher(installed().kernels)
         self.step_spec, self.shape = config.step, config.memory
-        self.input = nn.Linear(hidden_size, sum(self.parts), bias=bias)
+        self.input = nn.Linear(hidden_size, sum(self.widths), bias=bias)
         self.output = nn.Linear(config.inner, hidden_size, bias=bias)
         spread = config.taps**-0.5
         self.filters = nn.Parameter(torch.empty(config.channels, config.taps).uniform_(-spread, spread))
@@ -145,7 +145,7 @@ class Mamba2Layer(nn.Module):
 
     def _projected(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gates, the input of the convolution, step sizes, which are zero for padding, and `config.further` outputs."""
-        gate, mixed, step, further = torch.split(wide(self.input(rows)), self.parts, dim=-1)
+        gate, mixed, step, further = torch.split(wide(self.input(rows)), self.widths, dim=-1)
         step = softplus(step + wide(self.step_bias))
         if key_padding_mask is not None:
             step = torch.where(key_padding_mask[..., None], step, 0)
