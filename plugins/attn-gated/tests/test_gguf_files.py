@@ -4,7 +4,7 @@ import pytest
 from attn_models.loading import load_model
 from attn_models.sources import convert
 from attn_testing.families import NARROW
-from tiny_gguf import described, difference, random_model, stored, write_gguf
+from attn_testing.gguf_files import described, difference, random_model, stored, write_gguf
 
 pytest.importorskip("transformers")
 

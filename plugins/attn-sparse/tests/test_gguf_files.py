@@ -6,7 +6,7 @@ from attn_core.errors import Incompatible
 from attn_models.loading import load_model
 from attn_models.sources import convert
 from attn_testing.families import NARROW
-from tiny_gguf import TOKENS, described, difference, random_model, stored, write_gguf
+from attn_testing.gguf_files import TOKENS, described, difference, random_model, stored, write_gguf
 
 pytest.importorskip("transformers")
 

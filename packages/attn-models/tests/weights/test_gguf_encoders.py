@@ -15,7 +15,7 @@ from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.sources.gguf_files import convert_gguf
 from attn_models.tokenizers import tokenizer_from_gguf
 from attn_models.weights import read_folder, read_gguf_header
-from tiny_gguf import TOKENS, named, write_gguf
+from attn_testing.gguf_files import TOKENS, named, write_gguf
 
 PIECES = "a the dog cat run ##s ##ning café résumé naive 2024 ##24 20 , . ! ' ( ) 你 好 😀 ##x ##er [ ] ## [x]"
 WORDS = PIECES.split()
