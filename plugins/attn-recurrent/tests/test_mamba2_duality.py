@@ -69,7 +69,7 @@ def test_the_weights_of_the_layer_are_those_of_x():
     layer = mechanism.build(configure(mechanism, {"state_size": 3}, hidden_size=8, num_heads=2)).double()
     rows = torch.randn(1, 6, 8, dtype=torch.float64)
     with torch.no_grad():
-        gate, mixed, _ = layer._projected(rows, None)
+        gate, mixed, *_ = layer._projected(rows, None)
         x = layer._convolved(mixed, None, None)[0][..., : layer.config.inner].unflatten(-1, (2, -1)).transpose(1, 2)
         read = layer.weights(rows) @ x + layer.skip[:, None, None] * x
         out = layer._out(read.transpose(1, 2).flatten(-2), gate, rows.dtype)

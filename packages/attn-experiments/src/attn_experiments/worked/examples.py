@@ -34,6 +34,7 @@ OPTIONS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "mla": (TOKENS, {"latent": 2, "rotary_size": 2}),
     "transmla": (TOKENS, {"latent": 2}),
     "mamba2": (TOKENS, {"state_size": 2}),
+    "log_linear_mamba2": (TOKENS, {"state_size": 2, "levels": 3}),
     "linformer": (TOKENS, {"rank": 2}),
     "ntm": (TOKENS, {"slots": 4}),
 }
