@@ -137,7 +137,7 @@ def rewritten(source: Path, target: Path, **changes: object) -> Path:
         ({"more": {"extra.weight": np.zeros(32, np.float32)}}, CheckpointInvalid, "extra.weight"),
         ({"more": {"rope_freqs.weight": np.zeros(8, np.float32)}}, CheckpointInvalid, "not above 0"),
         ({"more": {"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)}}, Incompatible, "Llama 3"),
-        ({"added": {"llama.expert_count": 8}}, CheckpointInvalid, "_exps"),
+        ({"added": {"llama.expert_count": 8}}, CheckpointInvalid, "ffn_down_exps"),
         ({"added": {"llama.attention.sliding_window": 4}}, Incompatible, r"llama\.attention\.sliding_window = 4"),
         ({"added": {"llama.rope.scale_linear": 4}}, Incompatible, "scale_linear"),
         ({"added": {"llama.attention.causal": 0}}, Incompatible, "causal"),

@@ -1,13 +1,12 @@
-"""GGUF files of AFMoE and Laguna."""
+"""GGUF files of AFMoE."""
 
 from __future__ import annotations
 
 from attn_models.weights.gguf_architectures import number_or
-from attn_models.weights.gguf_families import EXPERTS, WINDOW, GgufFamily, Keys, experts, layer_kinds
+from attn_models.weights.gguf_families import EXPERTS, SIGMOID, WINDOW, GgufFamily, Keys, experts, layer_kinds
 from attn_models.weights.gguf_reader import GgufHeader
 from attn_models.weights.gguf_rope import shortest_float32
 
-SIGMOID = 2
 ROUTED = EXPERTS | {"leading_dense_block_count", "expert_weights_scale", "expert_shared_count"}
 PATTERN = "attention.sliding_window_pattern"
 

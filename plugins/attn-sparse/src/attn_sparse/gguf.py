@@ -7,7 +7,7 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid, Incompatible
 from attn_models.adapters.base import FULL, SLIDING
 from attn_models.weights.gguf_architectures import SCALED, count_or, layer_count, vocabulary_size
-from attn_models.weights.gguf_families import EXPERTS, TURNED, WINDOW, GgufFamily, Keys, experts, number
+from attn_models.weights.gguf_families import EXPERTS, SIGMOID, TURNED, WINDOW, GgufFamily, Keys, experts, number
 from attn_models.weights.gguf_reader import GgufHeader
 from attn_models.weights.gguf_rope import FACTORS, factors_of
 
@@ -123,7 +123,6 @@ GEMMA4 = {
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
 PER_LAYER = {f"{kind}_length_swa" for kind in ("key", "value")} | {"shared_kv_layers", "sliding_window_pattern"}
-SIGMOID = 2
 GGUF_FAMILIES = (
     GgufFamily(
         "gemma4",

@@ -15,6 +15,7 @@ from typing import Any
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
+from attn_models.adapters.base import FULL, SLIDING
 from attn_models.weights.gguf_architectures import (
     GgufArchitecture,
     Part,
@@ -269,9 +270,11 @@ def layer_kinds(header: GgufHeader, period: int, *, first_full: bool = False) ->
         listed = tuple((layer + (not first_full)) % every != 0 for layer in range(layers))
     if len(listed) != layers:
         raise CheckpointInvalid.of(header.path, f"{key} has {len(listed)} flags for {layers} layers")
-    return ["sliding_attention" if windowed else "full_attention" for windowed in listed]
+    return [SLIDING if windowed else FULL for windowed in listed]
 
 
+SIGMOID = 2
+"""The value of expert_gating_func for the sigmoid."""
 STACK = 3
 """The number of axes of a tensor that stacks matrices."""
 

@@ -11,9 +11,9 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakKeyDictionary
 
 from attn_core.errors import CheckpointInvalid
 
@@ -90,14 +90,20 @@ def import_gguf_weights(
         (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-@lru_cache(maxsize=1)
+_PLACED: WeakKeyDictionary[GgufHeader, dict[str, Placement]] = WeakKeyDictionary()
+
+
 def _placed(header: GgufHeader) -> dict[str, Placement]:
-    """The placements by Hugging Face name, for which a model without memory is built (0.1 s and more)."""
+    """The placements by Hugging Face name, for which a model without memory is built (0.1 s and more): once a header,
+    and no longer than it lives, as a vocabulary takes tens of megabytes."""
+    if header in _PLACED:
+        return _PLACED[header]
     architecture = architecture_of(header)
     config = architecture.config(header)
     placed, has_factors = architecture.placements(header, config), "rope_parameters" in config
     found = matched(header, placed, architecture.name, has_factors=has_factors)
-    return {placement.target: placement for placement in found}
+    _PLACED[header] = {placement.target: placement for placement in found}
+    return _PLACED[header]
 
 
 def placed_shards(header: GgufHeader, dtype: WeightDtype) -> tuple[dict[str, Placement], ShardPlan]:

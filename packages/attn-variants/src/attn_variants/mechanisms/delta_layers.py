@@ -45,8 +45,9 @@ class DeltaLayer(RecurrenceLayer):
             query, key, value = silu(query), silu(key), silu(value)
         strength = torch.sigmoid(wide(inputs.projected["strength"]))
         query, key = unit(query) * self.heads.key_size**-0.5, unit(key)
-        if shared := self.heads.query // self.heads.key_value - 1:
-            query, key = (rows.repeat_interleave(shared + 1, dim=2) for rows in (query, key))
+        group = self.heads.query // self.heads.key_value
+        if group > 1:
+            query, key = (rows.repeat_interleave(group, dim=2) for rows in (query, key))
         return Steps(query, key, value, strength=strength)
 
     def finish(self, out: Tensor, projected: Projections) -> Tensor:

@@ -49,8 +49,7 @@ def tokenized_chats(tokenizer: Tokenizer, chat: Chat, place: str) -> list[Tokeni
 
     If the template writes earlier messages differently once more follow, as those do that leave out the thoughts of
     earlier answers, each answer becomes a conversation of its own that ends with it. Raises `InvalidValue` for an
-    answer that does not begin as its prompt ends, and for what the template
-    leaves out.
+    answer that does not begin as its prompt ends, and for what the template leaves out.
     """
     weights = [message.get(WEIGHT, 1) for message in chat.messages]
     learned = [n for n, message in enumerate(chat.messages) if message["role"] == ASSISTANT and weights[n]]
