@@ -181,7 +181,7 @@ def _trainer(assignment: Assignment, model: Any, dataset: Dataset, group: Group)
         checkpoints=checkpoints,
         group=group,
         rebuild=partial(build_model, config, dataset),
-        data_digest=data_digest(config, assignment.home),
+        data_digest=data_digest(config, assignment.home, getattr(dataset, "files", ())),
     )
 
 
