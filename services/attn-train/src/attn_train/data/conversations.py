@@ -202,7 +202,7 @@ def read_splits(
     training, kept = (list(read(rows_in(splits[name], reading), reading)) for name in ("train", "validation"))
     if not splits["validation"]:
         training, kept = map(list, split_validation(training, data.validation_fraction))
-    return training, kept, f"{reading}{unread(path, splits['train'] + splits['validation'])}"
+    return training, kept, f"{reading}{unread(path, [*splits['train'], *splits['validation'], *reading.pictures])}"
 
 
 def token_row_chat(row: TokenRow, tokenizer: Tokenizer, place: str) -> TokenizedChat:

@@ -129,7 +129,7 @@ def tiles_in(folder: Path, tokenizer: Tokenizer) -> TileTexts | str:
 def require_seen(chat: Chat, tiles: TileTexts | str, place: str) -> None:
     """Raise `InvalidValue` for images of a conversation that are not trained on, for the reason in `tiles`."""
     if chat.images and isinstance(tiles, str):
-        raise InvalidValue.of(FIELD, f"{place}: {len(chat.images)} images", f"no images: {tiles}")
+        raise InvalidValue.of(FIELD, f"{place}, with images", f"no images: {tiles}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,12 +64,13 @@ def require_images(values: Values) -> list[str]:
 class Reading:
     """How rows are read: `columns` with other names, by the names of the shapes, and whether those that cannot be read
     are left out; what encodes images, or why they are refused, and the `folder` of the file that is read; and what was
-    found in reading: shapes, unused columns, and the number of rows by a remark."""
+    found in reading: files of images, shapes, unused columns, and the number of rows by a remark."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     skip_broken: bool = False
     tiles: TileTexts | str = ALONE
     folder: Path = Path()
+    pictures: set[Path] = field(default_factory=set)
     shapes: Counter[str] = field(default_factory=Counter)
     used: set[str] = field(default_factory=set)
     aside: set[str] = field(default_factory=set)
@@ -132,7 +133,10 @@ class Reading:
         self.note(*shape.remark(read))
         made = shape.read(read)
         column = renamed[pictures[0]] if pictures else None
-        return with_images(made, column, self.folder) if isinstance(made, Chat) else made
+        if isinstance(made, Chat):
+            made = with_images(made, column, self.folder)
+            self.pictures.update(one for one in made.images if isinstance(one, Path))
+        return made
 
     def note(self, remark: str, count: int) -> None:
         """Count rows with a remark."""
