@@ -152,7 +152,17 @@ def types(session: nox.Session) -> None:
     """Run mypy in strict mode on the sources of every package, and mypy and pyright on what callers write wrongly."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
-    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api", "tests/types")
+    run_in(
+        "dev",
+        session,
+        "mypy",
+        "noxfile.py",
+        "tools",
+        "tests/architecture",
+        "tests/public_api",
+        "tests/support",
+        "tests/types",
+    )
     run_in("dev", session, "pyright", "-p", "tests/types", "--pythonpath", str(scripts_of("dev", session) / "python"))
 
 
