@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape, Step
-from attn_core.checks import require_flag, require_whole
+from attn_core.checks import checked, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import DependencyKeys, DependencyTree, DependencyValues
 
@@ -44,13 +44,11 @@ class DependencyAttention(DeclaredMechanism):
         `clip` k is the largest distance, to which larger ones are clipped; with `share`, heads share the vectors."""
 
         parse: tuple[int, ...] = ()
-        clip: int = 16
+        clip: int = checked(16, require_whole, ge=0, unit="positions")
         share: bool = False
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("clip", self.clip, ge=0, unit="positions")
-            require_flag("share", self.share)
             object.__setattr__(self, "parse", parse_of(self.parse))
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:

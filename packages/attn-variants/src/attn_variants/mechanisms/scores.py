@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, MechanismConfig, Paper, Window
-from attn_core.checks import require_choice, require_number, require_whole
+from attn_core.checks import checked, require_choice, require_number, require_whole
 from attn_core.distributions import LocalGaussian
 from attn_core.scores import ACTIVATIONS, Additive, Concat, Cosine, Dot, General, Location, Score
 
@@ -19,13 +19,8 @@ class AdditiveConfig(MechanismConfig):
     """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default, and
     `activation` theirs, "tanh" or "relu"."""
 
-    intermediate_size: int | None = None
-    activation: str = "tanh"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("intermediate_size", self.intermediate_size, ge=1, unit="units", optional=True)
-        require_choice("activation", self.activation, ACTIVATIONS)
+    intermediate_size: int | None = checked(None, require_whole, ge=1, unit="units", optional=True)
+    activation: str = checked("tanh", require_choice, ACTIVATIONS)
 
     @property
     def network(self) -> dict[str, Any]:
@@ -123,11 +118,7 @@ class CosineAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`beta` is a sharpness that is not learned; 1 leaves the cosine alone, None learns one for each head."""
 
-        beta: float | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("beta", self.beta, gt=0, optional=True)
+        beta: float | None = checked(None, require_number, gt=0, optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -174,11 +165,7 @@ class LuongConfig(StatesConfig):
     """`score` is dot, general, concat or location. With `projections` "all", queries, keys, values and output each have
     a learned matrix; with "none", as in the paper, none has."""
 
-    score: str = "general"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("score", self.score, WORDS)
+    score: str = checked("general", require_choice, WORDS)
 
 
 def score_of(config: MechanismConfig) -> Score:
@@ -238,11 +225,7 @@ class LocationAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`longest` is the length of the longest sequence, by default the model's context length, or 1024."""
 
-        longest: int | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("longest", self.longest, ge=1, unit="tokens", optional=True)
+        longest: int | None = checked(None, require_whole, ge=1, unit="tokens", optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -272,11 +255,7 @@ class MonotonicLocalAttention(StatesAttention):
     class Config(LuongConfig):
         """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
 
-        radius: int = 10
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("radius", self.radius, ge=1, unit="positions")
+        radius: int = checked(10, require_whole, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -312,11 +291,7 @@ class PredictiveLocalAttention(StatesAttention):
     class Config(LuongConfig):
         """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
 
-        radius: int = 10
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("radius", self.radius, ge=1, unit="positions")
+        radius: int = checked(10, require_whole, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
