@@ -12,6 +12,13 @@ from attn_core.modifiers import DependencyKeys, DependencyTree, DependencyValues
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
+STRUCTURAL_POSITIONS = Paper(
+    title="Self-Attention with Structural Position Representations",
+    authors="Wang et al.",
+    year=2019,
+    arxiv="1909.00383",
+)
+
 
 class DependencyAttention(DeclaredMechanism):
     """Adds a learned vector per distance in a dependency parse to the keys, and another to the values.
@@ -23,12 +30,7 @@ class DependencyAttention(DeclaredMechanism):
     name = "dependency"
     drops_weights = splits_heads = output_bias_apart = True
     summary = "learned vectors for distances in the dependency tree are added to keys and values"
-    paper = Paper(
-        title="Self-Attention with Structural Position Representations",
-        authors="Wang et al.",
-        year=2019,
-        arxiv="1909.00383",
-    )
+    paper = STRUCTURAL_POSITIONS
     equation = (
         r"e_{ij} = \frac{q_i^\top (k_j + a^K_{c(r_{ij})})}{\sqrt{d_k}},\quad"
         r" o_i = \sum_j \alpha_{ij} (v_j + a^V_{c(r_{ij})}),\quad"
@@ -102,12 +104,7 @@ class DependencyDepthAttention(DeclaredMechanism):
     name = "dependency_depth"
     counts_from_start = True  # positions are added to the inputs
     summary = "sinusoids of position and of depth in the dependency tree are fused and added to the inputs"
-    paper = Paper(
-        title="Self-Attention with Structural Position Representations",
-        authors="Wang et al.",
-        year=2019,
-        arxiv="1909.00383",
-    )
+    paper = STRUCTURAL_POSITIONS
     equation = (
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V \text{ of }"
         r" x_i + \tanh(U\, \mathrm{PE}(i) + W\, \mathrm{PE}(\delta_i)),\quad"

@@ -217,6 +217,14 @@ class StickBreakingAttention(DeclaredMechanism):
         return AttentionSpec(heads=config.head_layout, distribution=StickBreaking(), mask=earlier, rotary=config.rotary)
 
 
+SHOW_ATTEND_TELL = Paper(
+    title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
+    authors="Xu et al.",
+    year=2015,
+    arxiv="1502.03044",
+)
+
+
 class HardAttention(DeclaredMechanism):
     """Puts all weight on the key with the largest score.
 
@@ -225,12 +233,7 @@ class HardAttention(DeclaredMechanism):
 
     name = "hard"
     summary = "all weight on the key with the largest score"
-    paper = Paper(
-        title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
-        authors="Xu et al.",
-        year=2015,
-        arxiv="1502.03044",
-    )
+    paper = SHOW_ATTEND_TELL
     equation = (
         r"o_i = v_{j^*},\quad"
         r" j^* = \arg\max_j q_i^\top k_j"
@@ -253,12 +256,7 @@ class SampledAttention(DeclaredMechanism):
     name = "sampled"
     splits_heads = True
     summary = "one key per query, drawn while training and learned by REINFORCE"
-    paper = Paper(
-        title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
-        authors="Xu et al.",
-        year=2015,
-        arxiv="1502.03044",
-    )
+    paper = SHOW_ATTEND_TELL
     equation = (
         r"s_i \sim \mathrm{Multinoulli}(\mathrm{softmax}(K q_i / \sqrt{d_k})),\quad o_i = v_{s_i},\quad"
         r" \nabla \approx (R - b) \nabla \log p(s)"

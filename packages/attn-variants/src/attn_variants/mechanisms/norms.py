@@ -18,6 +18,8 @@ from attn_core.scores import Dot, ScaledDot
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, window_mask
 
+QK_NORM = Paper(title="Query-Key Normalization for Transformers", authors="Henry et al.", year=2020, arxiv="2010.04245")
+
 
 class QkNormAttention(DeclaredMechanism):
     """RMS-normalises the queries and keys of every head, with a learned gain per element."""
@@ -25,12 +27,7 @@ class QkNormAttention(DeclaredMechanism):
     name = "qk_norm"
     summary = "queries and keys are normalised in every head"
     used_by = ("Qwen3",)
-    paper = Paper(
-        title="Query-Key Normalization for Transformers",
-        authors="Henry et al.",
-        year=2020,
-        arxiv="2010.04245",
-    )
+    paper = QK_NORM
     equation = (
         r"O = \mathrm{softmax}\left(\frac{\hat Q \hat K^\top}{\sqrt{d_k}} + M\right) V,\quad"
         r" \hat q = g_q \odot q / \mathrm{rms}(q),\quad"
@@ -55,12 +52,7 @@ class QkL2NormAttention(DeclaredMechanism):
 
     name = "qk_l2_norm"
     summary = "L2-normalised queries and keys, with one learned scale"
-    paper = Paper(
-        title="Query-Key Normalization for Transformers",
-        authors="Henry et al.",
-        year=2020,
-        arxiv="2010.04245",
-    )
+    paper = QK_NORM
     equation = (
         r"O = \mathrm{softmax}\left(g\, \hat Q \hat K^\top + M\right) V,\quad"
         r" \hat q = q / \lVert q \rVert,\quad \hat k = k / \lVert k \rVert"

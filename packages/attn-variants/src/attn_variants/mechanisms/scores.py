@@ -58,17 +58,20 @@ class AdditiveAttention(DeclaredMechanism):
         return self_attention(config, score=score)
 
 
+LUONG = Paper(
+    title="Effective Approaches to Attention-based Neural Machine Translation",
+    authors="Luong et al.",
+    year=2015,
+    arxiv="1508.04025",
+)
+
+
 class GeneralAttention(DeclaredMechanism):
     """Scores every pair by a learned bilinear form of query and key, without scaling."""
 
     name = "general"
     summary = "bilinear scores: a learned matrix between query and key"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = r"O = \mathrm{softmax}(Q W K^\top + M) V"
     capabilities = GROUPED_SELF
 
@@ -82,12 +85,7 @@ class DotAttention(DeclaredMechanism):
 
     name = "dot"
     summary = "unscaled dot products of queries and keys"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = r"O = \mathrm{softmax}(Q K^\top + M) V"
     capabilities = GROUPED_SELF
 
@@ -130,12 +128,7 @@ class ConcatAttention(DeclaredMechanism):
 
     name = "concat"
     summary = "a network with one hidden layer scores the concatenation of key and query"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = (
         r"e_{ij} = v^\top \tanh(W [k_j; q_i] + b),\quad"
         r" O = \mathrm{softmax}(e + M) V"
@@ -149,12 +142,6 @@ class ConcatAttention(DeclaredMechanism):
         return self_attention(config, score=score)
 
 
-LUONG = Paper(
-    title="Effective Approaches to Attention-based Neural Machine Translation",
-    authors="Luong et al.",
-    year=2015,
-    arxiv="1508.04025",
-)
 WORDS = ("dot", "general", "concat", "location")
 UNKNOWN = 1024
 """The number of rows of W of location-based scores if neither the options nor the model give the longest sequence."""
@@ -166,6 +153,13 @@ class LuongConfig(StatesConfig):
     a learned matrix; with "none", as in the paper, none has."""
 
     score: str = checked("general", require_choice, WORDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LuongLocalConfig(LuongConfig):
+    """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
+
+    radius: int = checked(10, require_whole, ge=1, unit="positions")
 
 
 def score_of(config: MechanismConfig) -> Score:
@@ -209,12 +203,7 @@ class LocationAttention(DeclaredMechanism):
 
     name = "location"
     summary = "scores are computed from the query alone, one for each key position"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = (
         r"e_{ij} = (W q_i)_j,\quad"
         r" O = \mathrm{softmax}(e + M) V"
@@ -251,11 +240,7 @@ class MonotonicLocalAttention(StatesAttention):
     sketch: ClassVar = {"radius": 2}
     capabilities = CROSS
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config(LuongConfig):
-        """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
-
-        radius: int = checked(10, require_whole, ge=1, unit="positions")
+    Config = LuongLocalConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -287,11 +272,7 @@ class PredictiveLocalAttention(StatesAttention):
     sketch: ClassVar = {"radius": 2}
     capabilities = CROSS - {Capability.NORMALISED} | {Capability.CHOOSES}
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config(LuongConfig):
-        """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
-
-        radius: int = checked(10, require_whole, ge=1, unit="positions")
+    Config = LuongLocalConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""

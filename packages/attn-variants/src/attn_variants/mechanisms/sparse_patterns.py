@@ -202,6 +202,11 @@ MOST_STEPS = 8
 """The most steps of strided attention: a million tokens need a stride of 6 in 8, and each more doubles the time."""
 
 
+SPARSE_TRANSFORMER = Paper(
+    title="Generating Long Sequences with Sparse Transformers", authors="Child et al.", year=2019, arxiv="1904.10509"
+)
+
+
 class StridedAttention(DeclaredMechanism):
     """Attends to the last l positions and every l-th one before; for l near √n, any earlier one is two steps away.
 
@@ -211,12 +216,7 @@ class StridedAttention(DeclaredMechanism):
 
     name = "strided"
     summary = "attention to the latest positions and every l-th position before them"
-    paper = Paper(
-        title="Generating Long Sequences with Sparse Transformers",
-        authors="Child et al.",
-        year=2019,
-        arxiv="1904.10509",
-    )
+    paper = SPARSE_TRANSFORMER
     equation = (
         r"A^{(1)}_i = \{\max(0, i - l), \dots, i\},\quad A^{(2)}_i = \{j \le i : (i - j) \bmod l = 0\},\quad"
         r" o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i}"
@@ -262,12 +262,7 @@ class FixedAttention(DeclaredMechanism):
 
     name = "fixed"
     summary = "attention to a query's own block and to the last positions of every earlier block"
-    paper = Paper(
-        title="Generating Long Sequences with Sparse Transformers",
-        authors="Child et al.",
-        year=2019,
-        arxiv="1904.10509",
-    )
+    paper = SPARSE_TRANSFORMER
     equation = (
         r"A^{(1)}_i = \{j \le i : \lfloor j/l \rfloor = \lfloor i/l \rfloor\},\quad"
         r" A^{(2)}_i = \{j \le i : j \bmod l \ge l - c\},\quad"
