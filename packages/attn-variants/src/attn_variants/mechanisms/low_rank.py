@@ -178,13 +178,11 @@ class LowRankAttention(WholeSequence):
     class Config(MechanismConfig):
         """`rank` is that of keys and of values, at most the head size; half of the head size by default."""
 
-        rank: int | None = checked(None, require_whole, ge=1, unit="elements")
+        rank: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.rank is None:
-                return
-            if self.rank > self.head_layout.key_size:
+            if self.rank is not None and self.rank > self.head_layout.key_size:
                 raise InvalidValue.of("rank", self.rank, f"at most the head size {self.head_layout.key_size}")
 
     def attention(self, config: MechanismConfig) -> Any:
