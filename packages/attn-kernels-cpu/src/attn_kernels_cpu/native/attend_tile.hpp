@@ -30,15 +30,23 @@ static inline void fetch_row(const Element* at, int size) {
   for (int d = 0; d < size; d += 64 / sizeof(Element)) __builtin_prefetch(at + d, 0, 3);
 }
 
-// Transposes sixteen cached keys [16, size] into `transposed` [size, 16]; the last of `here` keys is repeated.
+// Transposes sixteen cached keys [16, size] of a head into `transposed` [size, 16]; the last of `here` keys is repeated.
 template <class Element>
-static inline void transpose_keys(const Element* keys, int64_t row, const int64_t* numbers, int here, int size,
-                                  float* transposed) {
+static inline void transpose_keys(const Memory& key, int head, const int64_t* numbers, int here, int size, float* transposed) {
+  constexpr bool CODES = std::is_same_v<Element, int8_t>;
+  const Element* keys[16];
+  uint16_t halves[16];
+  for (int i = 0; i < 16; i++) {
+    const int64_t number = numbers[std::min(i, here - 1)];
+    keys[i] = key.of<Element>(number, head);
+    if (CODES) halves[i] = key.scale(number, head);
+  }
+  const Floats scales = CODES ? load_halves(halves) : all(1.0f);
   for (int d = 0; d < size; d += 16) {
     Floats lanes[16];
-    for (int i = 0; i < 16; i++) lanes[i] = load16(keys + numbers[std::min(i, here - 1)] * row + d);
+    for (int i = 0; i < 16; i++) lanes[i] = load16(keys[i] + d);
     transpose16(lanes);
-    for (int i = 0; i < 16; i++) store16(transposed + (d + i) * 16, lanes[i]);
+    for (int i = 0; i < 16; i++) store16(transposed + (d + i) * 16, CODES ? lanes[i] * scales : lanes[i]);
   }
 }
 
@@ -128,11 +136,11 @@ template <class Element>
 static void score_keys(const Memory& key, int shared, const int64_t* numbers, int j, int count, int size, float scale, TileRoom& room) {
   const int rows = room.spans.size();
   for (int h = 0; h < room.heads; h++) {
-    const Element* keys = (const Element*)key.at + (shared + h) * key.head;
-    for (int i = j + FETCHED_AHEAD; i < std::min(j + FETCHED_AHEAD + KEYS_TOGETHER, count); i++) fetch_row(keys + numbers[i] * key.row, size);
+    for (int i = j + FETCHED_AHEAD; i < std::min(j + FETCHED_AHEAD + KEYS_TOGETHER, count); i++)
+      fetch_row(key.of<Element>(numbers[i], shared + h), size);
     for (int k = 0; k < KEYS_TOGETHER; k += 16) {
       const int first = std::min(j + k, count - 1);
-      transpose_keys(keys, key.row, numbers + first, std::min(16, count - first), size, room.transposed.data() + k * size);
+      transpose_keys<Element>(key, shared + h, numbers + first, std::min(16, count - first), size, room.transposed.data() + k * size);
     }
     for (int r = 0; r < rows;)
       r += some_rows(rows - r, [&](auto many) {
@@ -149,17 +157,19 @@ static void score_keys(const Memory& key, int shared, const int64_t* numbers, in
 // two, so that few of them stay in the L1 cache unless they are copied.
 template <class Element>
 static void mix_values(const Memory& value, int shared, const int64_t* numbers, int first, int count, int size, TileRoom& room) {
+  constexpr bool CODES = std::is_same_v<Element, int8_t>;
   const int rows = room.spans.size(), last = std::min(first + NEAR_ROWS, count);
   for (int r = 0; r < rows; r++) {
     room.some[r].first = std::max(room.spans[r].first, first);
     room.some[r].last = std::max(room.some[r].first, std::min(room.spans[r].last, last));
   }
   for (int h = 0; h < room.heads; h++) {
-    const Element* values = (const Element*)value.at + (shared + h) * value.head;
     for (int j = first; j < last; j++) {
-      if (j + FETCHED_AHEAD < count) fetch_row(values + numbers[j + FETCHED_AHEAD] * value.row, size);
+      if (j + FETCHED_AHEAD < count) fetch_row(value.of<Element>(numbers[j + FETCHED_AHEAD], shared + h), size);
+      const Element* row = value.of<Element>(numbers[j], shared + h);
+      const Floats scale = CODES ? all(float_of_half(value.scale(numbers[j], shared + h))) : all(1.0f);
       for (int d = 0; d < size; d += 16)
-        store16(room.values.data() + (j - first) * size + d, load16(values + numbers[j] * value.row + d));
+        store16(room.values.data() + (j - first) * size + d, CODES ? load16(row + d) * scale : load16(row + d));
     }
     mix_some(room.weights.data() + (size_t)h * rows * room.stride, room.stride, room.values.data(), first, room.some.data(), rows,
              size, room.out.data() + h * rows * size);
