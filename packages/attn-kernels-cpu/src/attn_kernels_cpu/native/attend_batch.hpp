@@ -139,8 +139,10 @@ static void attend_together(const Attention& a, const std::vector<Tile>& tiles) 
   for (int task = (int)tiles.size() * parts - 1; task >= 0; task--) {
     const Tile tile = tiles[task / parts];
     const int first = task % parts * each, last = std::min(first + each, shared);
-    // Heads of a row lie together, so they are read together if their weights stay in the cache.
-    const int together = std::max(1, MAX_WEIGHTS / (tile.tokens * a.group() * (a.seen.count[tile.token] + MAX_TOKENS)));
+    // Heads of a row lie together, so they are read together if their weights stay in the cache: for few rows that of
+    // the chip, as each key and value is read for them alone.
+    const int most = tile.tokens == 1 ? 4 * MAX_WEIGHTS : MAX_WEIGHTS;
+    const int together = std::max(1, most / (tile.tokens * a.group() * (a.seen.count[tile.token] + MAX_TOKENS)));
     with_element(a.key, [&](auto element) {
       for (int h = first; h < last; h += together) attend_some<decltype(element)>(a, tile, h, std::min(together, last - h));
     });
