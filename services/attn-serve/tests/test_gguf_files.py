@@ -12,8 +12,9 @@ from attn_models.export.model import export_model
 from attn_models.loading import save_model
 from attn_models.tokenizers.learned import character_tokenizer
 from attn_schema.decoder import DecoderConfig
-from conftest import ALPHABET
 from safetensors.torch import load_file
+
+from conftest import ALPHABET
 
 ASK = """
 import sys
