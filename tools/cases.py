@@ -58,12 +58,14 @@ def by_day(cases: Sequence[pytest.Item], test: str, of: int | Callable[..., Hash
 
 @functools.cache
 def kind_of(name: str) -> Hashable:
-    """What code of others a mechanism meets: by what it can and by the kinds of its states; of others, their name."""
-    from attn_core import configure, installed  # tests without torch have it nowhere
+    """What code of others a mechanism meets: stores of its states, kernels of its spec or recurrence, positions that
+    turn, and steps or replay. Of a name that is no mechanism's, the name."""
+    from attn_core import Capability, configure, installed  # tests without torch have it nowhere
 
     if name not in installed().mechanisms.names():
         return name
     mechanism = installed().mechanisms.get(name)
-    states = mechanism.state(configure(mechanism, mechanism.sketch, hidden_size=32, num_heads=4, max_seq_len=64))
-    kinds = [(type(one).__name__, getattr(one, "every", 1) > 1, len(one.fields)) for one in states.values()]
-    return mechanism.capabilities, frozenset(kinds)
+    config = configure(mechanism, mechanism.sketch, hidden_size=32, num_heads=4, max_seq_len=64)
+    states = [(type(one), getattr(one, "every", 1) > 1, len(one.fields)) for one in mechanism.state(config).values()]
+    able = [mechanism.can(one) for one in (Capability.INCREMENTAL, Capability.ROTARY)]
+    return frozenset(states), *able, mechanism.spec(config) is None, mechanism.recurrence(config) is None

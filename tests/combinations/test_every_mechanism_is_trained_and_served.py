@@ -221,7 +221,7 @@ def why_no_trees(name: str) -> str | None:
     return build_engine(served(name)).tree_unsupported_reason
 
 
-@pytest.mark.sweep(kind_of)
+@pytest.mark.sweep(lambda name: kind_of(name))
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_guesses_in_trees_give_the_tokens_without_a_guess(name: str) -> None:
     """Of whatever attends to rows alone; a mechanism that remembers sums is guessed for in chains."""

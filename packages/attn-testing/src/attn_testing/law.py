@@ -65,7 +65,8 @@ def require_within(actual: Tensor, expected: Tensor, what: str, error: float) ->
 class Law:
     """Base class of a law. Its `test_` methods take a `case`, one configuration under test, or the whole `subject`.
 
-    `cases_at_most` limits a slow law to that many cases, and `usual_cases` does so in a run without `--every-case`.
+    `cases_at_most` limits a slow law to that many cases. A run without `--every-case` has at most `usual_cases`, if
+    given, and half of a slow law's.
     Which they are differs by law and subject, so that together all are tested; None checks every case.
     """
 
@@ -100,8 +101,9 @@ class Law:
         If not all are checked, the first is one that differs by law and `subject`, a name, and each further one is
         the least like those before: another mode, width and number of heads.
         """
-        limits = [cls.cases_at_most, None if every else cls.usual_cases]
-        most = min((limit for limit in limits if limit is not None), default=len(cases))
+        most = len(cases) if cls.cases_at_most is None else cls.cases_at_most
+        if not every and cls.usual_cases is not None:
+            most = min(cls.usual_cases, most if cls.cases_at_most is None else -(-most // 2))
         left = sorted(cases, key=lambda case: zlib.crc32(f"{cls.title()} {subject} {case.label}".encode()))
         chosen: list[Any] = []
         reasons: set[str] = set()
