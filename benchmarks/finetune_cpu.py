@@ -3,11 +3,12 @@
     python benchmarks/finetune_cpu.py --task sft       # needs trl, peft and datasets; ATTN_HOME has the model
     python benchmarks/finetune_cpu.py --task sft --whole           # all weights
     python benchmarks/finetune_cpu.py --task dpo --memory          # the peak memory of each side by itself, too
+    python benchmarks/finetune_cpu.py --turns 20 --held-out 24     # and the loss of other conversations afterwards
 
 Both train adapters of rank 8 on the same layers, or with `--whole` all weights, on the same texts (runs of
 Shakespeare's works of various lengths), in float32, with the same batch size, and take turns of one step in one
 process; TRL with its best options: no gradient checkpointing, for SFT packing or batches of similar length, whichever
-is faster. Tokens are those of the examples, without padding. Time is that of the processor with one thread, else that
+is faster. Freed memory is kept by the process, as it is in attn's workers, for both. Tokens are those of the examples, without padding. Time is that of the processor with one thread, else that
 of the clock. The result is the median of the turns, and the ratio of adjacent turns.
 """
 
@@ -30,10 +31,13 @@ from typing import Any
 
 import torch
 from attn_schema.home import home_folder, models_folder
+from attn_train.process_tuning import keep_freed_memory
 from report import write_report
 
 Turn = Callable[[], tuple[float, int]]
 """Trains for one step, and returns its seconds and tokens."""
+Logits = Callable[[torch.Tensor], torch.Tensor]
+"""The logits [1, tokens, vocabulary] of ids [1, tokens] now."""
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LONGEST = 512
 
@@ -49,6 +53,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--batch", type=int, default=4)
     p.add_argument("--examples", type=int, default=200)
     p.add_argument("--turns", type=int, default=6)
+    p.add_argument("--learning-rate", type=float, default=1e-4)
+    p.add_argument("--held-out", type=int, default=0, help="further conversations whose loss is measured at the end")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--out", type=Path)
     return p.parse_args()
@@ -74,10 +80,10 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
         return [{"role": role, "content": " ".join(words[start : start + count])}]
 
     names = ("completion",) if args.task == "sft" else ("chosen", "rejected")
-    return [{"prompt": said("user"), **{name: said("assistant") for name in names}} for _ in range(args.examples)]
+    return [{"prompt": said("user"), **{name: said("assistant") for name in names}} for _ in range(args.examples + args.held_out)]
 
 
-def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> Turn:
+def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> tuple[Turn, Logits]:
     from attn_schema.finetuning import LoraConfig
     from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
     from attn_train.base_model import completed, load_base
@@ -90,7 +96,14 @@ def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> 
     asked = TrainingConfig(
         model=ModelConfig(base_model=str(args.model), max_seq_len=LONGEST),
         data=DataConfig(dataset=str(folder / "rows.jsonl"), format=kind, validation_fraction=0.0),
-        optimizer=OptimizerConfig(steps=1000, batch_size=args.batch, learning_rate=1e-4),
+        optimizer=OptimizerConfig(
+            steps=1000,
+            batch_size=args.batch,
+            learning_rate=args.learning_rate,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            beta2=0.999,
+        ),
         lora=LoraConfig() if args.whole else LoraConfig(lora_rank=8, lora_target_modules=LAYERS),
         device="cpu",
     )
@@ -114,13 +127,14 @@ def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> 
         trainer._one_step(NullReporter())
         return clock(args)() - began, drawn[-1]
 
-    return turn
+    return turn, lambda ids: base.model(ids)
 
 
 def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[str, Any]:
     """TRL's best options, beside those that both sides have."""
     options: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "learning_rate": 1e-4, "use_cpu": True,
+        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "use_cpu": True, "lr_scheduler_type": "constant",
+        "learning_rate": args.learning_rate,
         "max_steps": 1000, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
         "gradient_checkpointing": False, "bf16": False, "max_length": LONGEST,
     }  # fmt: skip
@@ -131,7 +145,7 @@ def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[
     return options
 
 
-def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, packed: bool) -> Turn:
+def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, packed: bool) -> tuple[Turn, Logits]:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -175,22 +189,43 @@ def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, p
         done.acquire()
         return clock(args)() - began, seen[0]
 
-    return turn
+    return turn, lambda ids: trainer.model(input_ids=ids).logits
+
+
+def held_out_loss(logits: Logits, args: argparse.Namespace, rows: list[dict[str, Any]], folder: Path) -> float:
+    """The mean loss, in nats, of the answers' tokens in further conversations."""
+    from attn_models.tokenizers import Tokenizer
+    from attn_schema.training import DataConfig
+    from attn_train.tasks.instruction_tuning import chat_dataset
+
+    (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataConfig(dataset=str(folder / "held.jsonl"), format="chat", validation_fraction=0.0)
+    chats, found, count = chat_dataset(data, Tokenizer.from_folder(args.model), max_length=LONGEST), 0.0, 0
+    for chat in chats.training:
+        targets = torch.tensor(chat.targets)
+        with torch.no_grad():
+            given = logits(torch.tensor(chat.inputs)[None])[0]
+        found += torch.nn.functional.cross_entropy(given, targets, reduction="sum").item()
+        count += int((targets != -100).sum())
+    return found / count
 
 
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
-    data = rows(args)
+    keep_freed_memory()
+    made_up = rows(args)
+    data, held = made_up[: args.examples], made_up[args.examples :]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        made: dict[str, Callable[[], Turn]] = {
+        made: dict[str, Callable[[], tuple[Turn, Logits]]] = {
             "attn": lambda: attn(args, data, folder),
             "trl": lambda: trl(args, data, folder, packed=False),
         }
         if args.task == "sft":
             made["trl-packed"] = lambda: trl(args, data, folder, packed=True)
-        turns = {name: make() for name, make in made.items() if args.only in (None, name)}
+        sides = {name: make() for name, make in made.items() if args.only in (None, name)}
+        turns = {name: turn for name, (turn, _) in sides.items()}
         for name, turn in turns.items():
             print(f"{name}: warm-up, {turn()[0]:.2f} s", flush=True)
         rates: dict[str, list[float]] = {name: [] for name in turns}
@@ -207,7 +242,9 @@ def main() -> None:
             facts = {"tokens_per_second": statistics.median(each), "slowest": min(each), "fastest": max(each)}
             facts["attn_is_faster_by"] = statistics.median(ratios)
             rounded = {key: round(value, 2) for key, value in facts.items()}
-            found.append({"side": name, **rounded, **({"peak_gib": peak_gib(name)} if args.memory else {})})
+            rounded |= {"peak_memory": peak_gib(name)} if args.memory else {}
+            rounded |= {"held_out_loss": held_out_loss(sides[name][1], args, held, folder)} if held else {}
+            found.append({"side": name, **rounded})
         settings = {"batch": args.batch, "threads": args.threads, "weights": "whole" if args.whole else "lora"}
         write_report(f"finetune-cpu-{args.task}", settings, found, args.out)
         os._exit(0)  # the other trainer waits for its turn
