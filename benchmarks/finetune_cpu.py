@@ -7,9 +7,10 @@
 
 Both train adapters of rank 8 on the same layers, or with `--whole` all weights, on the same texts (runs of
 Shakespeare's works of various lengths), in float32, with the same batch size, and take turns of one step in one
-process; TRL with its best options: no gradient checkpointing, for SFT packing or batches of similar length, whichever
-is faster. Freed memory is kept by the process, as it is in attn's workers, for both. Tokens are those of the examples, without padding. Time is that of the processor with one thread, else that
-of the clock. The result is the median of the turns, and the ratio of adjacent turns.
+process, which keeps freed memory, as attn's workers do; TRL with its best options: no gradient checkpointing, for SFT
+packing or batches of similar length, whichever is faster. Tokens are those of the examples, without padding. Time is
+that of the processor with one thread, else that of the clock. The result is the median of the turns, and the ratio of
+adjacent turns.
 """
 
 # ruff: noqa: SLF001
@@ -80,7 +81,10 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
         return [{"role": role, "content": " ".join(words[start : start + count])}]
 
     names = ("completion",) if args.task == "sft" else ("chosen", "rejected")
-    return [{"prompt": said("user"), **{name: said("assistant") for name in names}} for _ in range(args.examples + args.held_out)]
+    return [
+        {"prompt": said("user"), **{name: said("assistant") for name in names}}
+        for _ in range(args.examples + args.held_out)
+    ]
 
 
 def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> tuple[Turn, Logits]:
@@ -127,14 +131,14 @@ def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> 
         trainer._one_step(NullReporter())
         return clock(args)() - began, drawn[-1]
 
-    return turn, lambda ids: base.model(ids)
+    return turn, base.model
 
 
 def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[str, Any]:
     """TRL's best options, beside those that both sides have."""
     options: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "use_cpu": True, "lr_scheduler_type": "constant",
-        "learning_rate": args.learning_rate,
+        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "use_cpu": True,
+        "learning_rate": args.learning_rate, "lr_scheduler_type": "constant",
         "max_steps": 1000, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
         "gradient_checkpointing": False, "bf16": False, "max_length": LONGEST,
     }  # fmt: skip

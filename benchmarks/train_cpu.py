@@ -9,12 +9,12 @@ The recipe is nanoGPT's for a CPU: 4 layers, 4 heads, width 128, context 64, bat
     python benchmarks/train_cpu.py --part quality --nanogpt FOLDER --seeds 3
 
 Quality: whole runs with attn_train's loop, and of nanoGPT's train.py; the validation loss is the mean over random
-batches of the last tenth of the text, as in nanoGPT, and over all of it in windows without overlap. Speed: attn's loop and each peer take turns of some steps in one process, so that other load
-affects all equally; the rate is that of the median turn, and ratios are between adjacent turns. Peers are trained by a
-minimal loop: batches stacked from slices, gradient clipping, fused AdamW. transformers' Trainer and nanoGPT's train.py
-use their own loops; the latter is a process that is stopped during the turns of the others. Time is that of the
-processor with one thread, else that of the clock. The result, with the
-machine and its load, is written to benchmarks/results/.
+batches of the last tenth of the text, as in nanoGPT, and over all of it in windows without overlap. Speed: attn's loop
+and each peer take turns of some steps in one process, so that other load affects all equally; the rate is that of the
+median turn, and ratios are between adjacent turns. Peers are trained by a minimal loop: batches stacked from slices,
+gradient clipping, fused AdamW. transformers' Trainer and nanoGPT's train.py use their own loops; the latter is a
+process that is stopped during the turns of the others. Time is that of the processor with one thread, else that of the
+clock. The result, with the machine and its load, is written to benchmarks/results/.
 """
 
 from __future__ import annotations

@@ -121,9 +121,7 @@ class Norm(torch.autograd.Function):
         change = torch.empty_like(rows)
         gains = torch.zeros(-(-count // ROWS_OF_A_GAIN), width) if ctx.needs_input_grad[2] else None
         given = rows.data_ptr(), gain.data_ptr(), out.data_ptr(), _at(total)
-        struct = NormChangeStruct(
-            *given, change.data_ptr(), _at(gains), count, width, ctx.eps, torch.get_num_threads()
-        )
+        struct = NormChangeStruct(*given, change.data_ptr(), _at(gains), count, width, ctx.eps, torch.get_num_threads())
         library().attn_norm_changes(ctypes.byref(struct))
         return change, change if ctx.needs_input_grad[1] else None, None if gains is None else gains.sum(0), None
 
@@ -169,7 +167,8 @@ class Turned(torch.autograd.Function):
     @first_order_only
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None, None]:
         """Rotate the gradient back."""
-        return turned(change.contiguous(), *ctx.saved_tensors, -1.0), None, None
+        cosines, sines = ctx.saved_tensors
+        return turned(change.contiguous(), cosines, sines, -1.0), None, None
 
 
 def turned(rows: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
