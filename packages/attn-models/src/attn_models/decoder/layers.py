@@ -47,7 +47,7 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
         total = rows + added
         return total, self(total)
 
-    def _fused(self, form: str, compute: Callable[[NormKernel, float], Result], *rows: Tensor) -> Result | None:
+    def _fused(self, form: str, compute: Callable[[NormKernel, float], Result | None], *rows: Tensor) -> Result | None:
         eps = self.eps
         if torch.compiler.is_compiling() or eps is None:
             return None

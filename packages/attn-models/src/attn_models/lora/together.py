@@ -32,7 +32,7 @@ class Adapted(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """The output [row, outputs] of each layer; `trained` are A and B of each, to which gradients flow."""
         low, outs = _product(kernel, rows, torch.cat(trained[::2]).T), []
-        parts = low.split([b.shape[1] for b in trained[1::2]], 1)
+        parts = low.split_with_sizes([b.shape[1] for b in trained[1::2]], 1)
         for layer, b, part in zip(layers, trained[1::2], parts, strict=True):
             out = _product(kernel, rows, layer.weight.T)
             if layer.bias is not None:
@@ -50,9 +50,10 @@ class Adapted(torch.autograd.Function):
         rows, low, *trained = ctx.saved_tensors
         kernel, a, b = ctx.kernel, trained[::2], trained[1::2]
         ranks = [part.shape[1] for part in b]
-        low_change, to_b = torch.zeros_like(low), []
+        low_change = torch.zeros_like(low)
+        to_b: list[Tensor | None] = []
         to_rows: Tensor | None = None
-        splits = low.split(ranks, 1), low_change.split(ranks, 1)
+        splits = low.split_with_sizes(ranks, 1), low_change.split_with_sizes(ranks, 1)
         for (weight, scaling), up, part, into, change in zip(ctx.layers, b, *splits, changes, strict=True):
             if change is None:
                 to_b.append(None)
@@ -63,7 +64,7 @@ class Adapted(torch.autograd.Function):
                 to_rows = _product(kernel, change, weight, to_rows)
         if to_rows is not None:
             _product(kernel, low_change, torch.cat(a), to_rows)
-        to_a = _product(kernel, low_change.T, rows).split(ranks)
+        to_a = _product(kernel, low_change.T, rows).split_with_sizes(ranks)
         return to_rows, None, None, *(part for pair in zip(to_a, to_b, strict=True) for part in pair)
 
 
