@@ -152,7 +152,8 @@ def types(session: nox.Session) -> None:
     """Run mypy in strict mode on the sources of every package, and mypy and pyright on what callers write wrongly."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
-    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api", "tests/types")
+    typed = [f"tests/{folder}" for folder in ("architecture", "public_api", "support", "types")]
+    run_in("dev", session, "mypy", "noxfile.py", "tools", *typed)
     run_in("dev", session, "pyright", "-p", "tests/types", "--pythonpath", str(scripts_of("dev", session) / "python"))
 
 
@@ -168,8 +169,7 @@ def cluster(session: nox.Session) -> None:
 
     `ATTN_CHAOS_REPORT` names a file for the measurements of those five minutes; `benchmarks/chaos_gaps.py` draws them.
     """
-    tests = [path for package in PACKAGES.values() for path in sorted(package.tests.rglob("test_*.py"))]
-    for path in tests:
+    for path in sorted(path for package in PACKAGES.values() for path in package.tests.rglob("test_*.py")):
         # Ray Serve leaves threads that fail when another Ray starts, so each file runs in a process of its own.
         if "mark.cluster" in path.read_text("utf-8"):
             options = ["-m", "cluster", "-s", "--timeout", "900", *session.posargs]

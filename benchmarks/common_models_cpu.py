@@ -16,7 +16,8 @@ pages of files.
         --out RESULT.json --plot RESULT.png --seconds 150
 
 FOLDER keeps the files (0.7 GB for a model of 1.1 B in Q4_0). A run is whole in parts: with `--out` of an earlier run,
-rows that are there are not measured again; `--seconds` ends it before the first measurement that would begin later.
+rows that are there are not measured again, and shares are of the most that the machine reached in any part; `--seconds`
+ends it before the first measurement that would begin later.
 What does not fit the memory that is free is said instead of measured. `--plot` draws the rates over those of llama.cpp.
 """
 
@@ -452,7 +453,8 @@ def main() -> None:
         p.error(f"--out: {args.out} was measured with other --threads or --processor-time; give another file")
     args.known = [row for row in earlier["rows"] if "skipped" not in row]
     with tempfile.TemporaryDirectory() as work:
-        most = ceilings(args.threads, Path(work))
+        reached = ceilings(args.threads, Path(work))
+        most = {name: max(value, earlier.get(name, 0)) for name, value in reached.items()}
         facts = {"question": "tokens a second", **now, **most}
         write_report("common_models_cpu", facts, chain(args.known, rows(args, most, Path(work))), args.out)
     if args.plot:

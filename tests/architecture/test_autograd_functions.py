@@ -16,7 +16,6 @@ from attn_core.errors import Incompatible
 from attn_core.first_order import first_order_only
 from attn_models.lora.frozen import FrozenProduct
 from attn_models.tensor_parallel import CopyToRanks, SumOverRanks
-from attn_testing.broken.mechanisms import Louder
 from attn_variants.context_parallel import AllToAll, RingShift
 from attn_variants.distributions import _Entmax, bisected_shift
 from torch import Tensor
@@ -52,8 +51,6 @@ TWICE: dict[str, Callable[[Tensor], Any]] = {
 }
 """Functions whose backward passes are differentiated again below; all others refuse it."""
 
-WRONG_ON_PURPOSE = {Louder.__name__}
-
 
 def backward_passes() -> Iterator[tuple[Path, str, list[str]]]:
     """The file, name and decorators of every backward pass: methods of autograd functions, arguments of operators."""
@@ -77,7 +74,7 @@ def test_every_backward_pass_refuses_to_be_differentiated_or_is_checked_here() -
     unknown = [
         f"{path}: {name}"
         for path, name, decorators in found
-        if "first_order_only" not in decorators and name not in {*TWICE, *WRONG_ON_PURPOSE}
+        if "first_order_only" not in decorators and name not in TWICE
     ]
     assert not unknown
 

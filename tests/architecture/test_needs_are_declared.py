@@ -107,7 +107,8 @@ def undeclared_by_tests(package: workspace.Package) -> list[str]:
     ours = workspace.closure(workspace.tested_with(package.name, TREE), TREE)
     declared = ours | names(package.test_needs) | names(shared)
     declared |= {name for owner in ours for name in names(TREE[owner].needs)}
-    beside = {path.stem for path in package.tests.rglob("*.py")}
+    helpers = [*package.tests.rglob("*.py"), *(workspace.ROOT / "tests" / "support").glob("*.py")]
+    beside = {name for path in helpers for name in (path.stem, path.parent.name)}
     found = []
     for source in sources.below(package.tests):
         if not source.path.rpartition("/")[2].startswith("test_"):

@@ -15,6 +15,8 @@ from sources import Source
 DEMANDING = {"raises", "warns", "fail", "deprecated_call", "assert_close", "assert_allclose", "assert_array_equal"}
 # The same of `attn_testing.Agreement`.
 DEMANDING |= {"outputs", "gradients", "functions"}
+# A wait of asyncio that ends is what such a test promises.
+DEMANDING |= {"wait_for"}
 # What these promise is that nothing is raised.
 FAIL_BY_RAISING = {
     "test_a_mutated_safetensors_file_is_read_or_refused_and_nothing_else",

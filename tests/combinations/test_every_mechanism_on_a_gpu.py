@@ -14,7 +14,7 @@ from attn_core import Capability, installed
 from attn_engine import EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
-from attn_testing.pretend_cuda import PretendCuda, left_behind, to_pretended
+from pretend_cuda import PretendCuda, left_behind, to_pretended
 
 VOCABULARY = 32
 PROMPT = tuple((7 * place) % VOCABULARY for place in range(40))

@@ -21,7 +21,7 @@ from attn_engine.graphs import DECODE, PROMPTS, Rerun, StepGraphs, StepLimits
 from attn_kernels_cpu.blocks import CpuPaged
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
-from attn_testing.pretend_cuda import pretended_gpu, to_pretended
+from pretend_cuda import pretended_gpu, to_pretended
 from torch import Tensor
 from typer.testing import CliRunner
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from attn_core.checks import require_choice, require_flag, require_number, require_whole
+from attn_core.checks import check_fields, checked, require_choice, require_flag, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 
@@ -41,3 +43,22 @@ def test_choices_and_flags() -> None:
     assert refusal(require_choice, True, (1, 2)) == "one of 1, 2"
     assert require_flag("field", False) is False
     assert refusal(require_flag, 0) == "true or false"
+
+
+def test_declared_checks_hold_for_the_fields_of_a_class_and_of_those_that_inherit_or_redefine_them() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Base:
+        window: int = checked(4, require_whole, ge=1)
+        sizes: tuple[int, ...] = checked((), lambda name, value, least: tuple(max(each, least) for each in value), 2)
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Wider(Base):
+        window: int = 8
+
+    assert (Base().window, Wider().window, Base(sizes=(1, 3)).sizes) == (4, 8, (2, 3))
+    for kind in (Base, Wider):
+        with pytest.raises(InvalidValue, match="window"):
+            kind(window=0)

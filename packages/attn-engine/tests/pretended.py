@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from attn_core.kernels import devices
-from attn_testing.pretend_cuda import PretendCuda, pretended_gpu
+from pretend_cuda import PretendCuda, pretended_gpu
 
 UNMEASURED = devices.Gpu("pretended", (9, 0))
 """A GPU for which no table of costs was measured."""

@@ -10,7 +10,7 @@ from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.build import build_engine
 from attn_engine.graphs import PROMPTS, Rerun, StepGraphs, StepLimits
 from attn_models.quantization.quantize import join_projections, quantize_model
-from attn_testing.pretend_cuda import PretendCuda
+from pretend_cuda import PretendCuda
 from pretended import gpu
 from test_step_costs import CHARACTERS, GREEDY, SAMPLED, model_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from attn_testing.pretend_cuda import tensors_in, unwrapped
+from pretend_cuda import tensors_in, unwrapped
 from pretended import gpu
 from test_prompt_step_costs import MECHANISMS, engine_of, submit
 from test_step_costs import GREEDY, model_of

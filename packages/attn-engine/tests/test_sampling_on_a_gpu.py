@@ -11,7 +11,7 @@ from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, batch_sampler
 from attn_engine.graphs import Rerun, StepGraphs, StepLimits
 from attn_schema import StructuredOutput
-from attn_testing.pretend_cuda import PretendCuda, to_pretended
+from pretend_cuda import PretendCuda, to_pretended
 from serving import assert_empty, make_engine, run_all, some_requests
 from small_models import LETTERS, InPlace, SmallModel, small_model
 

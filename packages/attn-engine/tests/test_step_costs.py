@@ -15,7 +15,7 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema import StructuredOutput
 from attn_schema.decoder import AttentionChoice, DecoderConfig
-from attn_testing.pretend_cuda import H200, PretendCuda, pretended_gpu, to_pretended
+from pretend_cuda import H200, PretendCuda, pretended_gpu, to_pretended
 from pretended import gpu, require_triton
 from small_models import Bytes
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from attn_core import Capability, ComputedMechanism, MechanismConfig
 from attn_core.errors import InvalidValue, UnknownName, UserError
+from broken import BROKEN
+from broken.unseen import LeaksFar
 
 from attn_testing import check, laws
-from attn_testing.broken import BROKEN
-from attn_testing.broken.unseen import LeaksFar
 from attn_testing.check import judge
 from attn_testing.subject import Subject
 

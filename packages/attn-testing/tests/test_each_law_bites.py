@@ -1,10 +1,10 @@
 """Every law has a mechanism that is broken on purpose, and finds it; every other law finds nothing there."""
 
 import pytest
+from broken import ALSO_BROKEN, BROKEN
+from broken.ordinary import OnlyPlain
+from broken.sound import Dropper, SharedKvMechanism, Sound, Splitter
 
-from attn_testing.broken import ALSO_BROKEN, BROKEN
-from attn_testing.broken.ordinary import OnlyPlain
-from attn_testing.broken.sound import Dropper, SharedKvMechanism, Sound, Splitter
 from attn_testing.check import judge
 from attn_testing.laws import (
     MECHANISM_LAWS,

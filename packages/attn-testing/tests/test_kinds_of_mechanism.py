@@ -3,11 +3,11 @@
 import torch
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Slot
 from attn_core.errors import InvalidValue
+from broken.sound import VASWANI, Sound, SoundLayer
+from broken.sources import Cross, Remembering
 from torch import nn
 
 from attn_testing import MechanismLaws
-from attn_testing.broken.sound import VASWANI, Sound, SoundLayer
-from attn_testing.broken.sources import Cross, Remembering
 
 WIDTHS = [{"hidden_size": 8, "num_heads": 2}, {"hidden_size": 6, "num_heads": 1, "bias": True}]
 

@@ -1,10 +1,10 @@
 """Laws of caches, kernels and models: each has something broken on purpose, and finds it alone."""
 
 import pytest
+from broken.kernels import BROKEN_KERNELS, SoundKernel
+from broken.models import BROKEN_MODELS, SoundFamily
+from broken.stores import BROKEN_STORES, SoundStore, StoreFamily
 
-from attn_testing.broken.kernels import BROKEN_KERNELS, SoundKernel
-from attn_testing.broken.models import BROKEN_MODELS, SoundFamily
-from attn_testing.broken.stores import BROKEN_STORES, SoundStore, StoreFamily
 from attn_testing.cache_subject import CacheSubject
 from attn_testing.check import judge
 from attn_testing.kernel_subject import KernelSubject

@@ -1,10 +1,10 @@
 """Faults that no single short call shows are found at default options, each by the law that names it."""
 
 import pytest
+from broken import QUIET
+from broken.recurrent import Specified, Summing
+from broken.sizes import Windowed
 
-from attn_testing.broken import QUIET
-from attn_testing.broken.recurrent import Specified, Summing
-from attn_testing.broken.sizes import Windowed
 from attn_testing.check import judge
 from attn_testing.subject import Subject
 

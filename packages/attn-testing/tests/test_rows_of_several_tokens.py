@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 from attn_core import Capability, ComputedMechanism, Cost, Field, Paged, Paper
+from broken.stores import SoundStore, StoreFamily
 from torch import nn
 
-from attn_testing.broken.stores import SoundStore, StoreFamily
 from attn_testing.cache_subject import SPECS, CacheCase
 from attn_testing.check import judge
 from attn_testing.law import LawBroken

@@ -1,5 +1,6 @@
+from broken.sound import Sound
+
 from attn_testing import MechanismLaws
-from attn_testing.broken.sound import Sound
 
 
 class TestSound(MechanismLaws):

@@ -1,9 +1,10 @@
 """The suites for caches, kernels and models run under pytest as a plugin's test file would run them."""
 
+from broken.kernels import SoundKernel
+from broken.models import SoundFamily
+from broken.stores import SoundStore, StoreFamily
+
 from attn_testing import CacheLaws, KernelLaws, ModelLaws
-from attn_testing.broken.kernels import SoundKernel
-from attn_testing.broken.models import SoundFamily
-from attn_testing.broken.stores import SoundStore, StoreFamily
 
 
 class TestSoundStore(CacheLaws):

@@ -1,15 +1,17 @@
 """No law can be dropped, replaced or skipped without an xfail that has a reason."""
 
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from attn_core import Causal, Window
 from attn_core.masks.base import Both, Either
+from broken.sound import Sound
 
 from attn_testing import MechanismLaws, MechanismSuite, laws
-from attn_testing.broken.sound import Sound
 from attn_testing.law import Law
 from attn_testing.laws.numerics import masks_of
 from attn_testing.suites import MechanismLaws as Laws
@@ -18,7 +20,7 @@ from attn_testing.suites import tampering, untested
 
 def run_pytest(folder, body):
     source = "import pytest\nfrom attn_testing import MechanismLaws, MechanismSuite, laws\n"
-    source += "from attn_testing.broken.sound import Sound\nfrom attn_testing.broken import BROKEN\n"
+    source += "from broken.sound import Sound\nfrom broken import BROKEN\n"
     (folder / "test_it.py").write_text(source + textwrap.dedent(body))
     command = [
         sys.executable,
@@ -33,7 +35,14 @@ def run_pytest(folder, body):
         "--rootdir",
         folder,
     ]
-    return subprocess.run([*map(str, command), "test_it.py"], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*map(str, command), "test_it.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},  # for `broken`
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_class_of_all_laws_inherits_every_one():

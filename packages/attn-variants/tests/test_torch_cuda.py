@@ -15,12 +15,12 @@ from attn_core.kernels.attend import AttendProblem, attend_problem
 from attn_core.kernels.dispatch import explain
 from attn_core.masks import BigBird, Prefix, Segments
 from attn_core.modifiers import Alibi, SoftCap
-from attn_testing.fake_gpu import Operations, fake_gpu
 from attn_variants.attention.kernels import AttentionKernels
 from attn_variants.compute import torch_flex, warm_up
 from attn_variants.compute.plain import attend as plain
 from attn_variants.functional import attend
 from attn_variants.kernels.torch_cuda import TorchCudnn, TorchEfficient, TorchFlash, TorchFlex
+from fake_gpu import Operations, fake_gpu
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 

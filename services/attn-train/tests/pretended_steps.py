@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from attn_schema.training import ModelConfig, TrainingConfig
-from attn_testing.pretend_cuda import PretendCuda, left_behind, pretended_gpu, tensors_in, to_pretended
 from attn_train.model import configured
 from attn_train.trainer import NullReporter, Trainer
+from pretend_cuda import PretendCuda, left_behind, pretended_gpu, tensors_in, to_pretended
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GPT2 = ModelConfig(hidden_size=128, num_layers=2, num_heads=2, max_seq_len=128, mechanism="mha", positions="learned")

@@ -6,9 +6,10 @@ what is allowed. Bounds are named as in msgspec and pydantic: `ge` (>=), `gt` (>
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard, TypeVar
@@ -102,6 +103,25 @@ def require_flag(field: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise InvalidValue.of(field, value, "true or false")
+
+
+def checked(default: Any, check: Callable[..., Any], *arguments: Any, **bounds: Any) -> Any:
+    """A field of a dataclass with a check, which `check_fields` calls with the field's name, its value and the rest:
+
+    window: int = checked(256, require_whole, ge=1, unit="tokens")
+    """
+    return dataclasses.field(default=default, metadata={"check": (check, arguments, bounds)})
+
+
+def check_fields(record: Any) -> None:
+    """Check the fields of a dataclass that it or a base declares with `checked`; each gets what its check returns."""
+    for field in dataclasses.fields(record):
+        declared = (vars(kind).get("__dataclass_fields__", {}).get(field.name) for kind in type(record).__mro__)
+        found = next((one.metadata["check"] for one in declared if one is not None and "check" in one.metadata), None)
+        if found is not None:
+            check, arguments, bounds = found
+            value = check(field.name, getattr(record, field.name), *arguments, **bounds)
+            object.__setattr__(record, field.name, value)
 
 
 def keep_tuples(record: object, *fields: str) -> None:

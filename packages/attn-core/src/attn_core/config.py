@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from attn_core.checks import is_number
+from attn_core.checks import check_fields, is_number
 from attn_core.errors import InvalidValue
 from attn_core.heads import HeadRange, Heads
 from attn_core.rotary import Rotary
@@ -15,7 +15,8 @@ from attn_core.rotary import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismConfig:
-    """The fields that a model sets for any mechanism; a mechanism's own options are fields of a subclass.
+    """The fields that a model sets for any mechanism; a mechanism's own options are fields of a subclass, with
+    their bounds if they are declared with `attn_core.checks.checked`.
 
     `hidden_size` is the model's; `num_kv_heads` and `head_dim` default to `num_heads` and `hidden_size / num_heads`;
     `max_seq_len` is the longest sequence, where one is fixed. `bias` adds biases to the projections; `output_bias`
@@ -57,6 +58,7 @@ class MechanismConfig:
                 "num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}, or an explicit head_dim"
             )
         check_option_types(self)
+        check_fields(self)
 
     @classmethod
     def of(cls, config: MechanismConfig) -> Self:

@@ -88,18 +88,13 @@ ACTIVATIONS = ("tanh", "relu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Additive(Score):
-    """vᵀ tanh(W_q q + W_k k + b) (Bahdanau et al. 2015, arXiv 1409.0473), or "relu" as `activation`.
-
-    `intermediate_size` units, by default the key size; W_q, b and v once per query head, W_k once per key/value head:
-    `query_weight` [heads, key_size, units], `key_weight` [key_value_heads, key_size, units], `bias` and `vector`
-    [heads, units].
-    """
+class _Network(Score):
+    """A network with one hidden layer of `intermediate_size` units, by default the key size, for each query head:
+    `query_weight` [heads, key_size, units], `key_weight` [heads of `key_shape`, key_size, units], `bias` and `vector`
+    [heads, units]. `activation` is "tanh" or "relu"."""
 
     intermediate_size: int | None = None
     activation: str = "tanh"
-    kind = "additive"
-    equation = r"v^\top \tanh(W_q q + W_k k + b)"
     projects_keys = True
 
     def __post_init__(self) -> None:
@@ -116,7 +111,7 @@ class Additive(Score):
         return 2 * heads.query * heads.key_size * self.units(heads)
 
     def key_flops(self, heads: Heads) -> int:
-        return 2 * heads.key_value * heads.key_size * self.units(heads)
+        return 2 * self.key_shape(heads)[0] * heads.key_size * self.units(heads)
 
     def pair_flops(self, heads: Heads) -> int:
         return 2 * heads.query * self.units(heads)
@@ -125,54 +120,30 @@ class Additive(Score):
         units = self.units(heads)
         return {
             "query_weight": (heads.query, heads.key_size, units),
-            "key_weight": (heads.key_value, heads.key_size, units),
+            "key_weight": (self.key_shape(heads)[0], heads.key_size, units),
             "bias": (heads.query, units),
             "vector": (heads.query, units),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Concat(Score):
-    """vᵀ tanh(W [k; q] + b) (Luong et al. 2015, arXiv 1508.04025), the additive score with W = [W_k | W_q] and the same
-    choice of `activation`.
+class Additive(_Network):
+    """vᵀ tanh(W_q q + W_k k + b) (Bahdanau et al. 2015, arXiv 1409.0473), with W_k once per key/value head."""
 
-    `intermediate_size` units, by default the key size; per query head, so that heads of a group share no part of W:
-    `query_weight` and `key_weight` [heads, key_size, units], `bias` and `vector` [heads, units].
-    """
+    kind = "additive"
+    equation = r"v^\top \tanh(W_q q + W_k k + b)"
 
-    intermediate_size: int | None = None
-    activation: str = "tanh"
+
+@dataclass(frozen=True, kw_only=True)
+class Concat(_Network):
+    """vᵀ tanh(W [k; q] + b) (Luong et al. 2015, arXiv 1508.04025), the additive score with W = [W_k | W_q] per query
+    head, so that heads of a group share no part of W."""
+
     kind = "concat"
     equation = r"v^\top \tanh(W [k; q] + b)"
-    projects_keys = True
-
-    def __post_init__(self) -> None:
-        require_choice(f"{self.kind}.activation", self.activation, ACTIVATIONS)
 
     def key_shape(self, heads: Heads) -> tuple[int, int]:
         return heads.query, self.units(heads)
-
-    def units(self, heads: Heads) -> int:
-        """Hidden units of one head."""
-        return self.intermediate_size or heads.key_size
-
-    def query_flops(self, heads: Heads) -> int:
-        return 2 * heads.query * heads.key_size * self.units(heads)
-
-    def key_flops(self, heads: Heads) -> int:
-        return 2 * heads.query * heads.key_size * self.units(heads)
-
-    def pair_flops(self, heads: Heads) -> int:
-        return 2 * heads.query * self.units(heads)
-
-    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
-        units = self.units(heads)
-        return {
-            "query_weight": (heads.query, heads.key_size, units),
-            "key_weight": (heads.query, heads.key_size, units),
-            "bias": (heads.query, units),
-            "vector": (heads.query, units),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

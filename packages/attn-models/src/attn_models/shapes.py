@@ -9,11 +9,6 @@ from typing import Any
 
 from attn_core.models import ModelShape
 
-GPT2_VOCABULARY = 50257
-BERT_VOCABULARY = 30522
-LLAMA2_VOCABULARY = 32000
-LLAMA3_VOCABULARY = 128256
-
 
 def _multi_head(name: str, summary: str, parameters: int, *, width: int, heads: int, **others: Any) -> ModelShape:
     """A model with multi-head attention, and feed-forwards four times as wide as the model."""
@@ -33,7 +28,7 @@ def _multi_head(name: str, summary: str, parameters: int, *, width: int, heads: 
 
 def _gpt(name: str, summary: str, parameters: int, *, layers: int, **sizes: int) -> ModelShape:
     """A GPT with GPT-2's vocabulary, and biases."""
-    return _multi_head(name, summary, parameters, num_layers=layers, vocab_size=GPT2_VOCABULARY, bias=True, **sizes)
+    return _multi_head(name, summary, parameters, num_layers=layers, vocab_size=50257, bias=True, **sizes)
 
 
 def _encoder(name: str, summary: str, parameters: int, *, layers: int, vocabulary: int = 0, **sizes: int) -> ModelShape:
@@ -48,6 +43,51 @@ def _transformer(name: str, summary: str, parameters: int, **sizes: int) -> Mode
     return _multi_head(name, summary, parameters, num_layers=6, encoder_layers=6, vocab_size=37000, **sizes)
 
 
+def _decoder(name: str, summary: str, sizes: tuple[int, ...], parameters: int, **others: Any) -> ModelShape:
+    """A decoder with gated feed-forwards; `sizes` are its layers, width, heads, key/value heads, inner width and
+    vocabulary."""
+    layers, width, heads, kv_heads, inner, vocabulary = sizes
+    usual: dict[str, Any] = {
+        "mechanism": f"attn-variants/{'mha' if kv_heads == heads else 'gqa'}",
+        "head_dim": width // heads,
+        "parameters": parameters,
+    }
+    return ModelShape(
+        name=name,
+        summary=summary,
+        num_layers=layers,
+        hidden_size=width,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        **usual | others,
+    )
+
+
+def _deepseek(
+    name: str,
+    summary: str,
+    sizes: tuple[int, ...],
+    parameters: tuple[int, int],
+    experts: tuple[int, int],
+    **options: int,
+) -> ModelShape:
+    """A decoder with latents and experts: all its parameters and experts, and those that a token uses."""
+    return _decoder(
+        name,
+        summary,
+        sizes,
+        parameters[0],
+        active_parameters=parameters[1],
+        num_experts=experts[0],
+        num_experts_per_tok=experts[1],
+        mechanism="attn-variants/mla",
+        head_dim=128,
+        options={"latent": 512, "rotary_size": 64, **options},
+    )
+
+
 SHAPES = (
     _transformer("transformer-base", "the Transformer, base (Vaswani et al. 2017)", 63_045_632, width=512, heads=8),
     _transformer("transformer-big", "the Transformer, big (Vaswani et al. 2017)", 214_171_648, width=1024, heads=16),
@@ -58,7 +98,7 @@ SHAPES = (
         layers=12,
         width=768,
         heads=12,
-        vocabulary=BERT_VOCABULARY,
+        vocabulary=30522,
     ),
     _encoder(
         "bert-large",
@@ -67,7 +107,7 @@ SHAPES = (
         layers=24,
         width=1024,
         heads=16,
-        vocabulary=BERT_VOCABULARY,
+        vocabulary=30522,
     ),
     _encoder(
         "vit-b-16",
@@ -97,163 +137,55 @@ SHAPES = (
         width=12288,
         heads=96,
     ),
-    ModelShape(
-        name="llama-2-7b",
-        summary="Llama 2 7B (Touvron et al. 2023)",
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=32,
-        head_dim=128,
-        intermediate_size=11008,
-        vocab_size=LLAMA2_VOCABULARY,
-        mechanism="attn-variants/mha",
-        parameters=6_738_415_616,
+    _decoder("llama-2-7b", "Llama 2 7B (Touvron et al. 2023)", (32, 4096, 32, 32, 11008, 32000), 6_738_415_616),
+    _decoder("llama-2-70b", "Llama 2 70B (Touvron et al. 2023)", (80, 8192, 64, 8, 28672, 32000), 68_976_648_192),
+    _decoder("llama-3-8b", "Llama 3 8B (Grattafiori et al. 2024)", (32, 4096, 32, 8, 14336, 128256), 8_030_261_248),
+    _decoder("llama-3-70b", "Llama 3 70B (Grattafiori et al. 2024)", (80, 8192, 64, 8, 28672, 128256), 70_553_706_496),
+    _decoder(
+        "llama-3.1-405b",
+        "Llama 3.1 405B (Grattafiori et al. 2024)",
+        (126, 16384, 128, 8, 53248, 128256),
+        405_853_388_800,
     ),
-    ModelShape(
-        name="llama-2-70b",
-        summary="Llama 2 70B (Touvron et al. 2023)",
-        num_layers=80,
-        hidden_size=8192,
-        num_heads=64,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=28672,
-        vocab_size=LLAMA2_VOCABULARY,
-        mechanism="attn-variants/gqa",
-        parameters=68_976_648_192,
-    ),
-    ModelShape(
-        name="llama-3-8b",
-        summary="Llama 3 8B (Grattafiori et al. 2024)",
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        vocab_size=LLAMA3_VOCABULARY,
-        mechanism="attn-variants/gqa",
-        parameters=8_030_261_248,
-    ),
-    ModelShape(
-        name="llama-3-70b",
-        summary="Llama 3 70B (Grattafiori et al. 2024)",
-        num_layers=80,
-        hidden_size=8192,
-        num_heads=64,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=28672,
-        vocab_size=LLAMA3_VOCABULARY,
-        mechanism="attn-variants/gqa",
-        parameters=70_553_706_496,
-    ),
-    ModelShape(
-        name="llama-3.1-405b",
-        summary="Llama 3.1 405B (Grattafiori et al. 2024)",
-        num_layers=126,
-        hidden_size=16384,
-        num_heads=128,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=53248,
-        vocab_size=LLAMA3_VOCABULARY,
-        mechanism="attn-variants/gqa",
-        parameters=405_853_388_800,
-    ),
-    ModelShape(
-        name="mistral-7b",
-        summary="Mistral 7B v0.1, a window of 4096 tokens (Jiang et al. 2023)",
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        vocab_size=LLAMA2_VOCABULARY,
+    _decoder(
+        "mistral-7b",
+        "Mistral 7B v0.1, a window of 4096 tokens (Jiang et al. 2023)",
+        (32, 4096, 32, 8, 14336, 32000),
+        7_241_732_096,
         mechanism="attn-variants/sliding_window",
         options={"window": 4096},
-        parameters=7_241_732_096,
     ),
-    ModelShape(
-        name="mixtral-8x7b",
-        summary="Mixtral 8x7B, 46.7 B weights of which a token uses 12.9 B (Jiang et al. 2024)",
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        vocab_size=LLAMA2_VOCABULARY,
-        mechanism="attn-variants/gqa",
+    _decoder(
+        "mixtral-8x7b",
+        "Mixtral 8x7B, 46.7 B weights of which a token uses 12.9 B (Jiang et al. 2024)",
+        (32, 4096, 32, 8, 14336, 32000),
+        46_702_792_704,
         num_experts=8,
         num_experts_per_tok=2,
-        parameters=46_702_792_704,
         active_parameters=12_879_925_248,
     ),
-    ModelShape(
-        name="smollm2-135m",
-        summary="SmolLM2 135M (Ben Allal et al. 2025)",
-        num_layers=30,
-        hidden_size=576,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        vocab_size=49152,
-        mechanism="attn-variants/gqa",
-        parameters=134_515_008,
+    _decoder("smollm2-135m", "SmolLM2 135M (Ben Allal et al. 2025)", (30, 576, 9, 3, 1536, 49152), 134_515_008),
+    _deepseek(
+        "deepseek-v3",
+        "DeepSeek-V3, latents and 256 experts: 671 B weights of which a token uses 37 B (DeepSeek-AI 2024)",
+        (61, 7168, 128, 128, 2048, 129280),
+        (671_026_419_200, 37_552_297_472),
+        (256, 8),
+        query_latent=1536,
     ),
-    ModelShape(
-        name="deepseek-v3",
-        summary="DeepSeek-V3, latents and 256 experts: 671 B weights of which a token uses 37 B (DeepSeek-AI 2024)",
-        num_layers=61,
-        hidden_size=7168,
-        num_heads=128,
-        num_kv_heads=128,
-        head_dim=128,
-        intermediate_size=2048,
-        vocab_size=129280,
-        mechanism="attn-variants/mla",
-        options={"latent": 512, "rotary_size": 64, "query_latent": 1536},
-        num_experts=256,
-        num_experts_per_tok=8,
-        parameters=671_026_419_200,
-        active_parameters=37_552_297_472,
+    _deepseek(
+        "deepseek-v2",
+        "DeepSeek-V2, latents and 160 experts: 236 B weights of which a token uses 21 B (DeepSeek-AI 2024)",
+        (60, 5120, 128, 128, 1536, 102400),
+        (235_741_434_880, 21_375_800_320),
+        (160, 6),
+        query_latent=1536,
     ),
-    ModelShape(
-        name="deepseek-v2",
-        summary="DeepSeek-V2, latents and 160 experts: 236 B weights of which a token uses 21 B (DeepSeek-AI 2024)",
-        num_layers=60,
-        hidden_size=5120,
-        num_heads=128,
-        num_kv_heads=128,
-        head_dim=128,
-        intermediate_size=1536,
-        vocab_size=102400,
-        mechanism="attn-variants/mla",
-        options={"latent": 512, "rotary_size": 64, "query_latent": 1536},
-        num_experts=160,
-        num_experts_per_tok=6,
-        parameters=235_741_434_880,
-        active_parameters=21_375_800_320,
-    ),
-    ModelShape(
-        name="deepseek-v2-lite",
-        summary="DeepSeek-V2-Lite, latents and 64 experts: 15.7 B weights, a token uses 2.7 B (DeepSeek-AI 2024)",
-        num_layers=27,
-        hidden_size=2048,
-        num_heads=16,
-        num_kv_heads=16,
-        head_dim=128,
-        intermediate_size=1408,
-        vocab_size=102400,
-        mechanism="attn-variants/mla",
-        options={"latent": 512, "rotary_size": 64},
-        num_experts=64,
-        num_experts_per_tok=6,
-        parameters=15_706_484_224,
-        active_parameters=2_661_150_208,
+    _deepseek(
+        "deepseek-v2-lite",
+        "DeepSeek-V2-Lite, latents and 64 experts: 15.7 B weights, a token uses 2.7 B (DeepSeek-AI 2024)",
+        (27, 2048, 16, 16, 1408, 102400),
+        (15_706_484_224, 2_661_150_208),
+        (64, 6),
     ),
 )

@@ -8,13 +8,13 @@ import pytest
 import torch
 from attn_core.joint import joint_outputs
 from attn_models.decoder.decoder import Decoder
-from attn_testing.pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu, to_pretended, unwrapped
 from attn_train import fused_linears
 from attn_train.fused_linears import can_join, have_plain_parameters, join_products, joined
 from attn_train.gpu_products import HalfWeights
 from attn_train.model import configured
 from attn_train.precision import blocks_of, forward_precision
 from attn_train.trainer import NullReporter
+from pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu, to_pretended, unwrapped
 from pretended_steps import LAYERS, MODELS, PRODUCTS, Seen, stepped
 from torch import nn
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_testing.pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu, unwrapped
 from attn_train.gpu_products import GpuProducts, HalfWeights
 from attn_train.precision import forward_precision
+from pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu, unwrapped
 from torch import nn
 from torch.nn import functional
 

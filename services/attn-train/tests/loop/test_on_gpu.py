@@ -6,9 +6,9 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_schema.training import ModelConfig
-from attn_testing.fake_gpu import Operations, fake_gpu
 from attn_train.model import check_model, configured
 from attn_train.precision import forward_precision, validation_precision
+from fake_gpu import Operations, fake_gpu
 
 GPU = torch.device("cuda:0")
 GPT2 = ModelConfig(hidden_size=128, num_layers=2, num_heads=2, max_seq_len=128, mechanism="mha", positions="learned")

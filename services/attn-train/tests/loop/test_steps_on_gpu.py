@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from attn_schema.training import TrainingConfig
-from attn_testing.pretend_cuda import PretendCuda, PretendCudaTensor
 from attn_train.tasks.base import validation_windows
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.trainer import NullReporter, Trainer
+from pretend_cuda import PretendCuda, PretendCudaTensor
 from pretended_steps import LAYERS, MODELS, PRODUCTS, Seen, gpu, stepped
 
 pytest.importorskip("attn_kernels_triton")

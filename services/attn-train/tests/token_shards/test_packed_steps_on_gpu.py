@@ -8,10 +8,10 @@ import pytest
 import torch
 from attn_schema.prepared import prepared_sources
 from attn_schema.training import CheckpointConfig, DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
-from attn_testing.pretend_cuda import PretendCudaTensor
 from attn_train.tasks.base import validation_windows
 from attn_train.tasks.packed import lengths_of, open_prepared
 from attn_train.trainer import NullReporter
+from pretend_cuda import PretendCudaTensor
 from pretended_steps import LAYERS, MODELS, PRODUCTS, Seen, gpu, stepped
 
 pytest.importorskip("attn_kernels_triton")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import (
@@ -117,6 +117,7 @@ class AttendingConfig(EncoderDecoderConfig, HeadsConfig):
     cross: str = "attn-variants/mha"
     cross_options: Mapping[str, Any] = field(default_factory=dict)
     attention_dropout: Dropout = 0.0
+    attention_bias: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +127,8 @@ class AttendingConfig(EncoderDecoderConfig, HeadsConfig):
     @property
     def attention_sizes(self) -> dict[str, Any]:
         """The sizes and dropout that all three attentions have in common."""
-        return {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "dropout": self.attention_dropout}
+        sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "dropout": self.attention_dropout}
+        return sizes | ({"bias": True} if self.attention_bias else {})
 
     @property
     def decoder_layers(self) -> int:
@@ -140,11 +142,11 @@ class AttendingConfig(EncoderDecoderConfig, HeadsConfig):
 
     @property
     def block(self) -> BlockConfig:
-        """The config of norms and feed-forwards, which are built as in a decoder."""
+        """The config of norms and feed-forwards, which are built as in a decoder; those without a choice have ReLU."""
         return BlockConfig(
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
-            feed_forward="relu",
+            feed_forward=getattr(self, "feed_forward", "relu"),
             bias=True,
         )
 
@@ -223,26 +225,12 @@ class WhisperConfig(PreNormTransformerConfig):
 
     num_mel_bins: Size
     feed_forward: FeedForwardKind = "gelu"
-
-    @property
-    def attention_sizes(self) -> dict[str, Any]:
-        """As in `AttendingConfig`, with biases."""
-        return super().attention_sizes | {"bias": True}
+    attention_bias: ClassVar[bool] = True
 
     @property
     def num_frames(self) -> int:
         """The number of frames of an audio."""
         return 2 * self.max_encoder_len
-
-    @property
-    def block(self) -> BlockConfig:
-        """The config of norms and feed-forwards, which are those of a decoder."""
-        return BlockConfig(
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            feed_forward=self.feed_forward,
-            bias=True,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,18 +251,4 @@ class BartConfig(PreNormTransformerConfig, TransformerConfig):
     embedding_norm: bool = True
     output_bias: bool = True
     feed_forward: FeedForwardKind = "gelu"
-
-    @property
-    def attention_sizes(self) -> dict[str, Any]:
-        """As in `AttendingConfig`, with biases."""
-        return super().attention_sizes | {"bias": True}
-
-    @property
-    def block(self) -> BlockConfig:
-        """The config of norms and feed-forwards, which are built as in a decoder."""
-        return BlockConfig(
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            feed_forward=self.feed_forward,
-            bias=True,
-        )
+    attention_bias: ClassVar[bool] = True

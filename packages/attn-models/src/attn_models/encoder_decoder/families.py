@@ -50,7 +50,22 @@ class BottleneckFamily(EncoderDecoderFamily):
     built_by = ("attn_models.encoder_decoder.translation", "Bottleneck")
 
 
-class RnnsearchFamily(EncoderDecoderFamily):
+class SteppedFamily(EncoderDecoderFamily):
+    """Base class of recurrent families with attention over the states of the encoder."""
+
+    def check(self, config: Any) -> None:
+        """Check the mechanism over annotations."""
+        size, longest = self.attended(config)
+        stepped_attention(
+            config.mechanism, config.options, hidden_size=size, num_heads=config.num_heads, max_seq_len=longest
+        )
+
+    def attended(self, config: Any) -> tuple[int, int]:
+        """The size of the states that are attended to, and the most of them."""
+        return config.hidden_size, config.max_encoder_len
+
+
+class RnnsearchFamily(SteppedFamily):
     """RNNsearch: recurrent translation with attention."""
 
     name = "rnnsearch"
@@ -58,34 +73,18 @@ class RnnsearchFamily(EncoderDecoderFamily):
     Config = RnnsearchConfig
     built_by = ("attn_models.encoder_decoder.translation", "Rnnsearch")
 
-    def check(self, config: Any) -> None:
-        """Check the mechanism over annotations."""
-        stepped_attention(
-            config.mechanism,
-            config.options,
-            hidden_size=2 * config.hidden_size,
-            num_heads=config.num_heads,
-            max_seq_len=config.max_encoder_len,
-        )
+    def attended(self, config: Any) -> tuple[int, int]:
+        """Annotations of both directions."""
+        return 2 * config.hidden_size, config.max_encoder_len
 
 
-class LuongFamily(EncoderDecoderFamily):
+class LuongFamily(SteppedFamily):
     """Luong's LSTM translation."""
 
     name = "luong"
     summary = "LSTM translation with global or local attention and input feeding (Luong et al. 2015)."
     Config = LuongConfig
     built_by = ("attn_models.encoder_decoder.translation", "Luong")
-
-    def check(self, config: Any) -> None:
-        """Check the mechanism over encoder states."""
-        stepped_attention(
-            config.mechanism,
-            config.options,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_heads,
-            max_seq_len=config.max_encoder_len,
-        )
 
 
 class TransformerFamily(EncoderDecoderFamily):
@@ -113,7 +112,7 @@ class T5Family(TransformerFamily):
     built_by = ("attn_models.encoder_decoder.t5", "T5")
 
 
-class ShowAttendTellFamily(EncoderDecoderFamily):
+class ShowAttendTellFamily(SteppedFamily):
     """Show, Attend and Tell: image captions."""
 
     name = "show_attend_tell"
@@ -121,15 +120,9 @@ class ShowAttendTellFamily(EncoderDecoderFamily):
     Config = ShowAttendTellConfig
     built_by = ("attn_models.encoder_decoder.show_attend_tell", "ShowAttendTell")
 
-    def check(self, config: Any) -> None:
-        """Check the mechanism over annotations."""
-        stepped_attention(
-            config.mechanism,
-            config.options,
-            hidden_size=config.features,
-            num_heads=config.num_heads,
-            max_seq_len=config.cells,
-        )
+    def attended(self, config: Any) -> tuple[int, int]:
+        """The cells of an image."""
+        return config.features, config.cells
 
 
 def encoder_decoder_families() -> list[ModelFamily]:

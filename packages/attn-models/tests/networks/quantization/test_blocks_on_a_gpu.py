@@ -9,7 +9,7 @@ import torch
 from attn_core import installed
 from attn_models.loading import load_model
 from attn_models.sources import convert
-from attn_testing.pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu
+from pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu
 
 pytest.importorskip("attn_kernels_triton")
 pytest.importorskip("triton")

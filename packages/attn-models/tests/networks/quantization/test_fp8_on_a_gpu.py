@@ -18,7 +18,7 @@ from attn_models.weights import read_folder
 from attn_models.weights.checkpoint_folder import write_folder
 from attn_models.weights.quantized_tensors import with_plain_weights
 from attn_schema.decoder import DecoderConfig
-from attn_testing.pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu
+from pretend_cuda import DEVICE, PretendCudaTensor, pretended_gpu
 from safetensors.torch import load_file
 
 pytest.importorskip("attn_kernels_triton")
@@ -237,7 +237,7 @@ def test_on_a_cpu_they_are_dequantised_as_ever(plain, tmp_path):
 
 def test_experts_a_tied_unembedding_and_narrow_layers_are_as_with_int8(gpu):
     from attn_models.quantization.quantize import quantize_model
-    from attn_testing.pretend_cuda import to_pretended
+    from pretend_cuda import to_pretended
 
     found = {}
     for form in ("int8", "fp8"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +17,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from attn_testing.fake_gpu import device_guard
 from attn_testing.law import LawBroken, MechanismLaw, require, require_same
 from attn_testing.laws.decoding import silent_where_nothing_decodes
 from attn_testing.memory import DictionaryStore
 from attn_testing.serving import LAYER, Serving, ragged
 from attn_testing.subject import Case, in_mode
 
+CUDA, META = 1, 14
+"""The numbers of these device types in torch (`c10::DeviceType`)."""
 BATCH, TOKENS = 3, 9
 BUILT = 8
 """The number of layers that are built from one seed."""
@@ -197,3 +200,14 @@ def stays(call: Callable[[], Tensor]) -> None:
     except (RuntimeError, AssertionError) as error:
         raise LawBroken(f"moved to another device, it raises {type(error).__name__}: {error}") from error
     require(str(found.device) == GPU, f"the output is on {found.device}, the input on {GPU}")
+
+
+@contextmanager
+def device_guard() -> Iterator[None]:
+    """Register the device guard of "meta" tensors for "cuda", for builds of torch without CUDA, which have none."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before = guards[CUDA]
+    guards[CUDA] = before or guards[META]
+    yield
+    guards[CUDA] = before

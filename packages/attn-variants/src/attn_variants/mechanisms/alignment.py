@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attn_core import AttentionSpec, Capability, Cost, MechanismConfig, Paper, Shape, Step
-from attn_core.checks import require_number
+from attn_core.checks import checked, require_number
 from attn_core.distributions import Distribution, Hard, Softmax
 from attn_core.scores import Additive
 
@@ -87,11 +87,7 @@ class SoftVisual(Alignment):
 class HardConfig(AlignmentConfig):
     """`mean_rate` is the fraction of training calls that use the soft weights instead of a sample."""
 
-    mean_rate: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("mean_rate", self.mean_rate, ge=0, le=1)
+    mean_rate: float = checked(0.5, require_number, ge=0, le=1)
 
 
 class HardVisual(SoftVisual):

@@ -17,7 +17,7 @@ from attn_core import (
     Step,
     Window,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 from attn_core.masks import Prefix
 from attn_core.scores import ScaledDot
 
@@ -51,13 +51,8 @@ class AttentionSinks(DeclaredMechanism):
         """`sinks` s, the number of first tokens that stay visible; `window` w, that of the latest, including the
         query's own."""
 
-        sinks: int = 4
-        window: int = 1020
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("sinks", self.sinks, ge=1, unit="tokens")
-            require_whole("window", self.window, ge=1, unit="tokens")
+        sinks: int = checked(4, require_whole, ge=1, unit="tokens")
+        window: int = checked(1020, require_whole, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Capability, Cost, Heads, MechanismConfig, Shape, Step
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.clusters import HashedAttention, RoutingAttention, SinkhornAttention
@@ -55,20 +55,17 @@ class CausalHashedAttention(LastOfKind):
         including the token itself; `rounds`, those of hashing (pairs that share a bucket in several rounds count once);
         `seed`, that of the rotations."""
 
-        buckets: int = 32
-        window: int = 64
-        rounds: int = 4
+        buckets: int = checked(32, require_whole, ge=1, unit="buckets")
+        window: int = checked(64, require_whole, ge=1, unit="window")
+        rounds: int = checked(4, require_whole, ge=1, unit="rounds")
         seed: int = 0
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("buckets", "window", "rounds"):
-                require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.buckets % 2:
                 raise InvalidValue.of(
                     "buckets", self.buckets, "an even number, as each direction of the rotation gives two buckets"
                 )
-            require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
         """The hash buckets, with rotations drawn from the seed."""
@@ -117,17 +114,10 @@ class CausalRoutingAttention(LastOfKind):
         including the token itself; `decay`, that of the moving average of the centroids in training; `seed`, that of
         their initial values."""
 
-        clusters: int = 8
-        window: int = 64
-        decay: float = 0.999
+        clusters: int = checked(8, require_whole, ge=1, unit="clusters")
+        window: int = checked(64, require_whole, ge=1, unit="tokens")
+        decay: float = checked(0.999, require_number, ge=0, le=1)
         seed: int = 0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("clusters", self.clusters, ge=1, unit="clusters")
-            require_whole("window", self.window, ge=1, unit="tokens")
-            require_number("decay", self.decay, ge=0, le=1)
-            require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
         """The clusters, with centroids drawn from the seed."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape, Step
-from attn_core.checks import require_choice, require_number, require_whole
+from attn_core.checks import checked, require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
@@ -42,9 +42,9 @@ class HashedAttention(WholeSequence):
         or "counted" each time. The first chunk of a round follows the last one of a `ring`: of the same "round", or of
         the round before as in the authors' code, where all "rounds" form one ring."""
 
-        buckets: int = 32
-        chunk: int = 64
-        rounds: int = 4
+        buckets: int = checked(32, require_whole, ge=1, unit="buckets")
+        chunk: int = checked(64, require_whole, ge=1, unit="chunk")
+        rounds: int = checked(4, require_whole, ge=1, unit="rounds")
         seed: int = 0
         within: str = "bucket"
         duplicates: str = "corrected"
@@ -52,8 +52,6 @@ class HashedAttention(WholeSequence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("buckets", "chunk", "rounds"):
-                require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.buckets % 2:
                 raise InvalidValue.of(
                     "buckets", self.buckets, "an even number, as each direction of the rotation gives two buckets"
@@ -120,16 +118,10 @@ class RoutingAttention(WholeSequence):
         """`clusters` is the number of centroids; `window`, the number of tokens of each cluster; `decay`, that of the
         moving average of the centroids in training; `seed`, that of their initial values."""
 
-        clusters: int = 8
-        window: int = 64
-        decay: float = 0.999
+        clusters: int = checked(8, require_whole, ge=1, unit="clusters")
+        window: int = checked(64, require_whole, ge=1, unit="tokens")
+        decay: float = checked(0.999, require_number, ge=0, le=1)
         seed: int = 0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("clusters", self.clusters, ge=1, unit="clusters")
-            require_whole("window", self.window, ge=1, unit="tokens")
-            require_number("decay", self.decay, ge=0, le=1)
 
     def attention(self, config: MechanismConfig) -> Any:
         """The clusters, with centroids drawn from the seed."""
@@ -181,19 +173,16 @@ class ClusteredAttention(WholeSequence):
         """`clusters` C is the number of groups, found by `iterations` of Lloyd's algorithm on codes of `bits` signs of
         random projections drawn from `seed`; `top` is the number of keys T that each query reweights, 0 for none."""
 
-        clusters: int = 64
-        bits: int = 63
-        iterations: int = 10
+        clusters: int = checked(64, require_whole, ge=1, unit="clusters")
+        bits: int = checked(63, require_whole, ge=1, unit="bits")
+        iterations: int = checked(10, require_whole, ge=1, unit="iterations")
         top: int = 32
         seed: int = 0
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("clusters", "bits", "iterations"):
-                require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.top != 0:
                 require_whole("top", self.top, ge=1, unit="keys")
-            require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
         """The module that groups queries and reweights their top keys."""
@@ -244,15 +233,9 @@ class SinkhornAttention(WholeSequence):
         """`block` is the number of tokens of a block; `iterations`, those of the Sinkhorn normalisation; `temperature`,
         the τ of the sorting."""
 
-        block: int = 64
-        iterations: int = 8
-        temperature: float = 0.75
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("block", self.block, ge=1, unit="tokens")
-            require_whole("iterations", self.iterations, ge=1, unit="steps")
-            require_number("temperature", self.temperature, gt=0)
+        block: int = checked(64, require_whole, ge=1, unit="tokens")
+        iterations: int = checked(8, require_whole, ge=1, unit="steps")
+        temperature: float = checked(0.75, require_number, gt=0)
 
     def attention(self, config: MechanismConfig) -> Any:
         """The module that sorts blocks and attends to them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Capability, Causal, Full, Heads, Mask, MechanismConfig, Window
-from attn_core.checks import is_whole, require_whole
+from attn_core.checks import checked, is_whole, require_whole
 from attn_core.errors import InvalidValue
 
 BASIC = frozenset({Capability.BIAS, Capability.HEAD_DIM})
@@ -51,11 +51,7 @@ CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
 class ValueSizeConfig(MechanismConfig):
     """`value_size` is the size of the values of a head, `head_dim` by default."""
 
-    value_size: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("value_size", self.value_size, ge=1, unit="elements", optional=True)
+    value_size: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
 
 
 def heads_of(config: MechanismConfig) -> Heads:

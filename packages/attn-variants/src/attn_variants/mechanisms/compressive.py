@@ -18,7 +18,7 @@ from attn_core import (
     StateSpecs,
     Step,
 )
-from attn_core.checks import require_choice, require_number, require_whole
+from attn_core.checks import checked, require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import BASIC
@@ -34,15 +34,13 @@ class SegmentedConfig(MechanismConfig):
     `rate` must divide `segment` and `memory`.
     """
 
-    segment: int = 512
-    memory: int = 512
-    compressed: int = 512
-    rate: int = 4
+    segment: int = checked(512, require_whole, ge=1, unit="tokens")
+    memory: int = checked(512, require_whole, ge=1, unit="tokens")
+    compressed: int = checked(512, require_whole, ge=1, unit="tokens")
+    rate: int = checked(4, require_whole, ge=1, unit="tokens")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("segment", "memory", "compressed", "rate"):
-            require_whole(name, getattr(self, name), ge=1, unit="tokens")
         for name in ("segment", "memory"):
             if getattr(self, name) % self.rate:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the rate {self.rate}")
@@ -57,15 +55,12 @@ class CompressiveConfig(SegmentedConfig):
     trains only the convolution to preserve what attention reads; `attn train` adds it to the loss.
     """
 
-    pooling: str = "convolution"
-    dilation: int = 1
-    reconstruction: float = 0.0
+    pooling: str = checked("convolution", require_choice, POOLINGS)
+    dilation: int = checked(1, require_whole, ge=1, unit="tokens")
+    reconstruction: float = checked(0.0, require_number, ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice("pooling", self.pooling, POOLINGS)
-        require_whole("dilation", self.dilation, ge=1, unit="tokens")
-        require_number("reconstruction", self.reconstruction, ge=0)
         if self.pooling != "convolution":
             for name, unused in (("reconstruction", 0), ("dilation", 1)):
                 if getattr(self, name) != unused:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import MechanismConfig, Paper
-from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 from attn_core.splitting import option_of_rank
@@ -41,11 +41,7 @@ class DeltaNet(Recurrence):
     class Config(ConvolvedConfig):
         """`norm_eps` is that of the norm of outputs."""
 
-        norm_eps: float = 1e-5
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("norm_eps", self.norm_eps, gt=0)
+        norm_eps: float = checked(1e-5, require_number, gt=0)
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `DeltaLayer`; raises the errors of `heads`."""
@@ -104,19 +100,15 @@ class KimiDeltaAttention(Recurrence):
         stays above b (Ling 3 and GLM-5.3, -5).
         """
 
-        key_heads: int | None = None
-        rank: int | None = None
+        key_heads: int | None = checked(None, require_whole, ge=1, optional=True)
+        rank: int | None = checked(None, require_whole, ge=0, unit="units", optional=True)
         gate_bias: bool = False
-        lower_bound: float | None = None
+        lower_bound: float | None = checked(None, require_number, lt=0, optional=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("key_heads", self.key_heads, ge=1, optional=True)
             if self.num_heads % (self.key_heads or self.num_heads):
                 raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.num_heads} heads")
-            require_whole("rank", self.rank, ge=0, unit="units", optional=True)
-            require_flag("gate_bias", self.gate_bias)
-            require_number("lower_bound", self.lower_bound, lt=0, optional=True)
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `KimiDeltaLayer`; raises the errors of `heads`."""

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape, Step
-from attn_core.checks import require_flag, require_whole
+from attn_core.checks import checked, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import DependencyKeys, DependencyTree, DependencyValues
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
+
+STRUCTURAL_POSITIONS = Paper(
+    title="Self-Attention with Structural Position Representations",
+    authors="Wang et al.",
+    year=2019,
+    arxiv="1909.00383",
+)
 
 
 class DependencyAttention(DeclaredMechanism):
@@ -23,12 +30,7 @@ class DependencyAttention(DeclaredMechanism):
     name = "dependency"
     drops_weights = splits_heads = output_bias_apart = True
     summary = "learned vectors for distances in the dependency tree are added to keys and values"
-    paper = Paper(
-        title="Self-Attention with Structural Position Representations",
-        authors="Wang et al.",
-        year=2019,
-        arxiv="1909.00383",
-    )
+    paper = STRUCTURAL_POSITIONS
     equation = (
         r"e_{ij} = \frac{q_i^\top (k_j + a^K_{c(r_{ij})})}{\sqrt{d_k}},\quad"
         r" o_i = \sum_j \alpha_{ij} (v_j + a^V_{c(r_{ij})}),\quad"
@@ -44,13 +46,11 @@ class DependencyAttention(DeclaredMechanism):
         `clip` k is the largest distance, to which larger ones are clipped; with `share`, heads share the vectors."""
 
         parse: tuple[int, ...] = ()
-        clip: int = 16
+        clip: int = checked(16, require_whole, ge=0, unit="positions")
         share: bool = False
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("clip", self.clip, ge=0, unit="positions")
-            require_flag("share", self.share)
             object.__setattr__(self, "parse", parse_of(self.parse))
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
@@ -104,12 +104,7 @@ class DependencyDepthAttention(DeclaredMechanism):
     name = "dependency_depth"
     counts_from_start = True  # positions are added to the inputs
     summary = "sinusoids of position and of depth in the dependency tree are fused and added to the inputs"
-    paper = Paper(
-        title="Self-Attention with Structural Position Representations",
-        authors="Wang et al.",
-        year=2019,
-        arxiv="1909.00383",
-    )
+    paper = STRUCTURAL_POSITIONS
     equation = (
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V \text{ of }"
         r" x_i + \tanh(U\, \mathrm{PE}(i) + W\, \mathrm{PE}(\delta_i)),\quad"

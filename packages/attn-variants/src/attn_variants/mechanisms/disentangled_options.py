@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig
-from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 
@@ -19,8 +19,8 @@ class DisentangledConfig(MechanismConfig):
     `separate`, positions have projections of their own. With `norm_eps`, vectors are normalised (layer norm).
     """
 
-    buckets: int | None = 256
-    max_distance: int = 512
+    buckets: int | None = checked(256, require_whole, ge=4, unit="buckets", optional=True)
+    max_distance: int = checked(512, require_whole, ge=1, unit="positions")
     query_positions: bool = True
     key_positions: bool = True
     separate: bool = False
@@ -28,10 +28,6 @@ class DisentangledConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_whole("buckets", self.buckets, ge=4, unit="buckets", optional=True)
-        require_whole("max_distance", self.max_distance, ge=1, unit="positions")
-        for name in ("query_positions", "key_positions", "separate"):
-            require_flag(name, getattr(self, name))
         if self.norm_eps is not None:
             require_number("norm_eps", self.norm_eps, ge=0)
         if not (self.query_positions or self.key_positions):

@@ -14,7 +14,7 @@ from attn_core import (
     Paper,
     Window,
 )
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.distributions import (
     AdaptiveEntmax,
     Entmax,
@@ -77,11 +77,7 @@ class EntmaxAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`alpha` is above 1; the threshold for 1.5 is found exactly, for others by bisection to full precision."""
 
-        alpha: float = 1.5
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("alpha", self.alpha, gt=1, le=LARGEST_ALPHA)
+        alpha: float = checked(1.5, require_number, gt=1, le=LARGEST_ALPHA)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -158,15 +154,9 @@ class SinkAttention(DeclaredMechanism):
         (Granite).
         """
 
-        window: int | None = None
-        norm_eps: float | None = None
-        scale: float | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("window", self.window, ge=1, unit="tokens", optional=True)
-            for name in ("norm_eps", "scale"):
-                require_number(name, getattr(self, name), gt=0, optional=True)
+        window: int | None = checked(None, require_whole, ge=1, unit="tokens", optional=True)
+        norm_eps: float | None = checked(None, require_number, gt=0, optional=True)
+        scale: float | None = checked(None, require_number, gt=0, optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -227,6 +217,14 @@ class StickBreakingAttention(DeclaredMechanism):
         return AttentionSpec(heads=config.head_layout, distribution=StickBreaking(), mask=earlier, rotary=config.rotary)
 
 
+SHOW_ATTEND_TELL = Paper(
+    title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
+    authors="Xu et al.",
+    year=2015,
+    arxiv="1502.03044",
+)
+
+
 class HardAttention(DeclaredMechanism):
     """Puts all weight on the key with the largest score.
 
@@ -235,12 +233,7 @@ class HardAttention(DeclaredMechanism):
 
     name = "hard"
     summary = "all weight on the key with the largest score"
-    paper = Paper(
-        title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
-        authors="Xu et al.",
-        year=2015,
-        arxiv="1502.03044",
-    )
+    paper = SHOW_ATTEND_TELL
     equation = (
         r"o_i = v_{j^*},\quad"
         r" j^* = \arg\max_j q_i^\top k_j"
@@ -263,12 +256,7 @@ class SampledAttention(DeclaredMechanism):
     name = "sampled"
     splits_heads = True
     summary = "one key per query, drawn while training and learned by REINFORCE"
-    paper = Paper(
-        title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
-        authors="Xu et al.",
-        year=2015,
-        arxiv="1502.03044",
-    )
+    paper = SHOW_ATTEND_TELL
     equation = (
         r"s_i \sim \mathrm{Multinoulli}(\mathrm{softmax}(K q_i / \sqrt{d_k})),\quad o_i = v_{s_i},\quad"
         r" \nabla \approx (R - b) \nabla \log p(s)"
@@ -279,11 +267,7 @@ class SampledAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`expected` is the fraction of training passes that use the expectation, not a sample, as in Xu et al."""
 
-        expected: float = 0.5
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("expected", self.expected, ge=0, le=1)
+        expected: float = checked(0.5, require_number, ge=0, le=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, Shape, Step
-from attn_core.checks import require_choice, require_number
+from attn_core.checks import checked, require_choice, require_number
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import BASIC
@@ -47,13 +47,11 @@ class GraphAttention(ComputedMechanism):
 
         edges: tuple[tuple[int, int], ...] | None = None
         self_loops: bool = True
-        merge: str = "concat"
-        slope: float = 0.2
+        merge: str = checked("concat", require_choice, MERGES)
+        slope: float = checked(0.2, require_number, ge=0, lt=1)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_choice("merge", self.merge, MERGES)
-            require_number("slope", self.slope, ge=0, lt=1)
             if self.edges is not None:
                 object.__setattr__(self, "edges", pairs(self.edges))
 

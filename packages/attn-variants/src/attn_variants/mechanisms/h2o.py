@@ -19,7 +19,7 @@ from attn_core import (
     Step,
     Window,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 
 from attn_variants.mechanisms.common import DECODER
 from attn_variants.mechanisms.multi_head import GroupedQueryAttention
@@ -58,13 +58,8 @@ class HeavyHitters(ComputedMechanism):
         """`heavy` h, the number of keys kept for their accumulated attention; `recent` r, the number of latest keys,
         including the query's own."""
 
-        heavy: int = 512
-        recent: int = 512
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("heavy", self.heavy, ge=0, unit="keys")
-            require_whole("recent", self.recent, ge=1, unit="keys")
+        heavy: int = checked(512, require_whole, ge=0, unit="keys")
+        recent: int = checked(512, require_whole, ge=1, unit="keys")
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `HeavyHitterLayer`; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads

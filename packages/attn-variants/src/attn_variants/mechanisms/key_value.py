@@ -18,7 +18,7 @@ from attn_core import (
     Step,
     Window,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 
 from attn_variants.mechanisms.common import BASIC
 
@@ -34,11 +34,7 @@ PAPER = Paper(
 class KeyValueConfig(MechanismConfig):
     """`window` is the number of previous tokens that a token attends to; the paper finds about five sufficient."""
 
-    window: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("window", self.window, ge=1, unit="tokens")
+    window: int = checked(5, require_whole, ge=1, unit="tokens")
 
 
 class KeyValue(ComputedMechanism):

@@ -22,7 +22,7 @@ from attn_core import (
     Step,
     installed,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 from attn_core.computation import Computation
 from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import InvalidValue, UserError
@@ -135,15 +135,13 @@ class SnapKV(EvictingPolicy):
         and votes are averaged over `pool` keys.
         """
 
-        budget: int = 1024
-        interval: int = 1024
-        window: int = 64
-        pool: int = 5
+        budget: int = checked(1024, require_whole, ge=1)
+        interval: int = checked(1024, require_whole, ge=1)
+        window: int = checked(64, require_whole, ge=1)
+        pool: int = checked(5, require_whole, ge=1)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("budget", "interval", "window", "pool"):
-                require_whole(name, getattr(self, name), ge=1)
             if self.window > min(self.budget, self.interval):
                 raise InvalidValue.of("window", self.window, "at most the budget and the interval")
             if self.pool % 2 == 0:
@@ -178,11 +176,7 @@ class Tova(EvictingPolicy):
     class Config(PolicyConfig):
         """`budget` keys stay."""
 
-        budget: int = 1024
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("budget", self.budget, ge=1)
+        budget: int = checked(1024, require_whole, ge=1)
 
     def schedule(self, config: MechanismConfig) -> Schedule:
         """A row leaves with every token."""
@@ -216,13 +210,8 @@ class Quest(DeclaredMechanism):
     class Config(PolicyConfig):
         """Pages have `block` keys; a query reads at most `top` of them, its own included."""
 
-        block: int = 16
-        top: int = 64
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            for name in ("block", "top"):
-                require_whole(name, getattr(self, name), ge=1)
+        block: int = checked(16, require_whole, ge=1)
+        top: int = checked(64, require_whole, ge=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention under the policy."""

@@ -20,7 +20,7 @@ from attn_core import (
     StateSpecs,
     Step,
 )
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import LATENT
 
@@ -62,28 +62,21 @@ class MultiHeadLatentAttention(ComputedMechanism):
         DeepSeek uses (0.1 ln s + 1)² with YaRN's scaling factor s.
         """
 
-        latent: int = 512
-        rotary_size: int = 64
-        nope_size: int | None = None
-        value_size: int | None = None
-        query_latent: int | None = None
-        base: float | None = 10000.0
-        norm_eps: float = 1e-6
-        score_factor: float = 1.0
+        latent: int = checked(512, require_whole, ge=1, unit="elements")
+        rotary_size: int = checked(64, require_whole, ge=1, unit="elements")
+        nope_size: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
+        value_size: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
+        query_latent: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
+        base: float | None = checked(10000.0, require_number, gt=1, optional=True)
+        norm_eps: float = checked(1e-6, require_number, gt=0)
+        score_factor: float = checked(1.0, require_number, gt=0)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("latent", "rotary_size"):
-                require_whole(name, getattr(self, name), ge=1, unit="elements")
-            for name in ("nope_size", "value_size", "query_latent"):
-                require_whole(name, getattr(self, name), ge=1, unit="elements", optional=True)
             if self.rotary_size % 2:
                 raise InvalidValue.of(
                     "rotary_size", self.rotary_size, "an even number, as elements are rotated in pairs"
                 )
-            require_number("base", self.base, gt=1, optional=True)
-            for name in ("norm_eps", "score_factor"):
-                require_number(name, getattr(self, name), gt=0)
 
     drops_weights = True
 
@@ -171,11 +164,7 @@ class FactorisedAttention(ComputedMechanism):
     class Config(MechanismConfig):
         """`latent` is the size of the latent that is cached for each token."""
 
-        latent: int = 512
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("latent", self.latent, ge=1, unit="elements")
+        latent: int = checked(512, require_whole, ge=1, unit="elements")
 
     drops_weights = True
 

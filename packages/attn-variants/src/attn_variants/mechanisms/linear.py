@@ -20,7 +20,7 @@ from attn_core import (
     StateSpecs,
     Step,
 )
-from attn_core.checks import require_choice, require_whole
+from attn_core.checks import checked, require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
@@ -71,11 +71,7 @@ class LinearAttention(ComputedMechanism):
         """`chunk` is the number of tokens that attend to each other pair by pair, and to earlier tokens through the
         sums; it affects only the speed."""
 
-        chunk: int = 64
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("chunk", self.chunk, ge=1, unit="tokens")
+        chunk: int = checked(64, require_whole, ge=1, unit="tokens")
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `LinearAttentionLayer`; raises the errors of `heads`."""
@@ -169,16 +165,13 @@ class Performer(Recurrence):
         `epsilon` is added to each feature. In training new directions are drawn every `redraw` updates, as in the
         paper, 0 for never."""
 
-        features: int | None = None
-        kernel: str = "softmax"
+        features: int | None = checked(None, require_whole, ge=1, unit="features", optional=True)
+        kernel: str = checked("softmax", require_choice, EPSILONS)
         epsilon: float | None = None
-        redraw: int = 0
+        redraw: int = checked(0, require_whole, ge=0, unit="updates")
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("features", self.features, ge=1, unit="features", optional=True)
-            require_choice("kernel", self.kernel, EPSILONS)
-            require_whole("redraw", self.redraw, ge=0, unit="updates")
             if self.epsilon is not None and not self.epsilon > 0:
                 raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
 

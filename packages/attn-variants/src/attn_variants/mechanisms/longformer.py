@@ -21,7 +21,7 @@ from attn_core import (
     Step,
     Window,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks import GlobalTokens, PerHead
 
@@ -57,16 +57,14 @@ class LongformerAttention(DeclaredMechanism):
         tokens, which may exceed a sequence; `dilations` d are those of the heads in turn, 1 for none: a head sees every
         d-th position of a window d times as wide."""
 
-        window: int = 512
+        window: int = checked(512, require_whole, ge=0)
         global_positions: tuple[int, ...] = (0,)
-        dilations: tuple[int, ...] = (1,)
+        dilations: tuple[int, ...] = checked((1,), whole_numbers, 1)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("window", self.window, ge=0)
             positions = whole_numbers("global_positions", self.global_positions, 0)
             object.__setattr__(self, "global_positions", tuple(sorted(set(positions))))
-            object.__setattr__(self, "dilations", whole_numbers("dilations", self.dilations, 1))
             if not self.dilations:
                 raise InvalidValue.of("dilations", self.dilations, "at least one")
 

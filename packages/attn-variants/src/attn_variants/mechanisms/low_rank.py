@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Capability, Cost, MechanismConfig, Paper, Shape, Step
-from attn_core.checks import require_choice, require_whole
+from attn_core.checks import checked, require_choice, require_whole
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
@@ -43,15 +43,9 @@ class Linformer(WholeSequence):
         length, or 512; `sharing` of E and F is "none" (each head has its own), "heads" (one E and one F for all heads),
         "keys_values" (E = F for all heads) or "layers" (E = F for all layers)."""
 
-        rank: int = 128
-        length: int | None = None
-        sharing: str = "heads"
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("rank", self.rank, ge=1, unit="rows")
-            require_whole("length", self.length, ge=1, unit="tokens", optional=True)
-            require_choice("sharing", self.sharing, SHARING)
+        rank: int = checked(128, require_whole, ge=1, unit="rows")
+        length: int | None = checked(None, require_whole, ge=1, unit="tokens", optional=True)
+        sharing: str = checked("heads", require_choice, SHARING)
 
     def attention(self, config: MechanismConfig) -> Any:
         """New projections of the length, or a reference to those of the first layer."""
@@ -129,14 +123,12 @@ class NystromAttention(WholeSequence):
         """`landmarks` is the number of landmarks; `iterations`, those of the inverse; `kernel`, the odd size of the
         convolution in tokens, 0 for none."""
 
-        landmarks: int = 64
-        iterations: int = 6
+        landmarks: int = checked(64, require_whole, ge=1, unit="rows")
+        iterations: int = checked(6, require_whole, ge=1, unit="steps")
         kernel: int = 33
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("landmarks", self.landmarks, ge=1, unit="rows")
-            require_whole("iterations", self.iterations, ge=1, unit="steps")
             if self.kernel != 0 and (self.kernel < 0 or self.kernel % 2 != 1):
                 raise InvalidValue.of("kernel", self.kernel, "an odd number of tokens, or 0 for no convolution")
 
@@ -186,14 +178,11 @@ class LowRankAttention(WholeSequence):
     class Config(MechanismConfig):
         """`rank` is that of keys and of values, at most the head size; half of the head size by default."""
 
-        rank: int | None = None
+        rank: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.rank is None:
-                return
-            require_whole("rank", self.rank, ge=1, unit="elements")
-            if self.rank > self.head_layout.key_size:
+            if self.rank is not None and self.rank > self.head_layout.key_size:
                 raise InvalidValue.of("rank", self.rank, f"at most the head size {self.head_layout.key_size}")
 
     def attention(self, config: MechanismConfig) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary
-from attn_core.checks import require_choice, require_number, require_whole
+from attn_core.checks import checked, require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks import Chunked
 from attn_core.modifiers import Modifier, ScoreFunction, SoftCap
@@ -18,6 +18,8 @@ from attn_core.scores import Dot, ScaledDot
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_attention, window_mask
 
+QK_NORM = Paper(title="Query-Key Normalization for Transformers", authors="Henry et al.", year=2020, arxiv="2010.04245")
+
 
 class QkNormAttention(DeclaredMechanism):
     """RMS-normalises the queries and keys of every head, with a learned gain per element."""
@@ -25,12 +27,7 @@ class QkNormAttention(DeclaredMechanism):
     name = "qk_norm"
     summary = "queries and keys are normalised in every head"
     used_by = ("Qwen3",)
-    paper = Paper(
-        title="Query-Key Normalization for Transformers",
-        authors="Henry et al.",
-        year=2020,
-        arxiv="2010.04245",
-    )
+    paper = QK_NORM
     equation = (
         r"O = \mathrm{softmax}\left(\frac{\hat Q \hat K^\top}{\sqrt{d_k}} + M\right) V,\quad"
         r" \hat q = g_q \odot q / \mathrm{rms}(q),\quad"
@@ -42,11 +39,7 @@ class QkNormAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`eps` is added to the mean square of a query or key."""
 
-        eps: float = 1e-6
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("eps", self.eps, gt=0)
+        eps: float = checked(1e-6, require_number, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -59,12 +52,7 @@ class QkL2NormAttention(DeclaredMechanism):
 
     name = "qk_l2_norm"
     summary = "L2-normalised queries and keys, with one learned scale"
-    paper = Paper(
-        title="Query-Key Normalization for Transformers",
-        authors="Henry et al.",
-        year=2020,
-        arxiv="2010.04245",
-    )
+    paper = QK_NORM
     equation = (
         r"O = \mathrm{softmax}\left(g\, \hat Q \hat K^\top + M\right) V,\quad"
         r" \hat q = q / \lVert q \rVert,\quad \hat k = k / \lVert k \rVert"
@@ -76,13 +64,8 @@ class QkL2NormAttention(DeclaredMechanism):
         """`length` n is that of the training sequences: g is initialised to log₂(n² - n). `eps` is added to the squared
         L2 norm."""
 
-        length: int = 1024
-        eps: float = 1e-12
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("length", self.length, ge=2, unit="tokens")
-            require_number("eps", self.eps, gt=0)
+        length: int = checked(1024, require_whole, ge=2, unit="tokens")
+        eps: float = checked(1e-12, require_number, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -109,11 +92,7 @@ class SoftCapAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`cap` c bounds the absolute values of the scores."""
 
-        cap: float = 50.0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("cap", self.cap, gt=0)
+        cap: float = checked(50.0, require_number, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -165,33 +144,25 @@ class GemmaAttention(DeclaredMechanism):
         If the model has a rotary embedding, `base` and `scaling` (as in `rope`) replace the model's in this layer.
         """
 
-        norm_eps: float | None = 1e-6
-        norm_over: str = "head"
+        norm_eps: float | None = checked(1e-6, require_number, gt=0, optional=True)
+        norm_over: str = checked("head", require_choice, NORMED)
         norm_values: bool = False
-        cap: float | None = None
-        window: int | None = None
-        chunk: int | None = None
-        temperature: float | None = None
-        temperature_floor: int = 8192
-        scale: float | None = None
-        base: float | None = None
+        cap: float | None = checked(None, require_number, gt=0, optional=True)
+        window: int | None = checked(None, require_whole, ge=1, unit="tokens", optional=True)
+        chunk: int | None = checked(None, require_whole, ge=1, unit="tokens", optional=True)
+        temperature: float | None = checked(None, require_number, gt=0, optional=True)
+        temperature_floor: int = checked(8192, require_whole, ge=1, unit="tokens")
+        scale: float | None = checked(None, require_number, gt=0, optional=True)
+        base: float | None = checked(None, require_number, gt=1, optional=True)
         scaling: Mapping[str, Any] | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("norm_eps", "cap", "scale"):
-                require_number(name, getattr(self, name), gt=0, optional=True)
-            require_choice("norm_over", self.norm_over, NORMED)
             if self.norm_values and (self.norm_eps is None or self.norm_over != "head"):
                 allowed = "False, unless queries and keys are normalised over each head"
                 raise InvalidValue.of("norm_values", self.norm_values, allowed)
-            for name in ("window", "chunk"):
-                require_whole(name, getattr(self, name), ge=1, unit="tokens", optional=True)
             if self.window is not None and self.chunk is not None:
                 raise InvalidValue.of("chunk", self.chunk, "None together with a window")
-            require_number("temperature", self.temperature, gt=0, optional=True)
-            require_whole("temperature_floor", self.temperature_floor, ge=1, unit="tokens")
-            require_number("base", self.base, gt=1, optional=True)
             for name in ("base", "scaling"):
                 if self.rotary is None and getattr(self, name) is not None:
                     raise InvalidValue.of(name, getattr(self, name), "None in a model without rotary positions")

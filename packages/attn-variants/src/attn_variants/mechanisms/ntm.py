@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs, Step
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import BASIC
@@ -41,12 +41,11 @@ class NeuralTuringMachine(ComputedMechanism):
     class Config(MechanismConfig):
         """`slots` is the number of rows of the memory; `shift`, the largest move of a head per token, in slots."""
 
-        slots: int = 128
+        slots: int = checked(128, require_whole, ge=1, unit="rows")
         shift: int = 1
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("slots", self.slots, ge=1, unit="rows")
             if self.shift != 0:
                 require_whole("shift", self.shift, ge=1, unit="slots, or 0")
             if 2 * self.shift + 1 > self.slots:

@@ -19,7 +19,7 @@ from attn_core import (
     Shape,
     Step,
 )
-from attn_core.checks import require_flag, require_whole
+from attn_core.checks import checked, require_whole
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
@@ -59,17 +59,10 @@ class PathAttention(DeclaredMechanism):
         key is added to the product of query and key, before the division by √d_k, as in the authors' library.
         """
 
-        rank: int = 32
-        taps: int = 3
-        block: int = 64
+        rank: int = checked(32, require_whole, ge=1, unit="elements")
+        taps: int = checked(3, require_whole, ge=1, unit="tokens")
+        block: int = checked(64, require_whole, ge=1, unit="tokens")
         forget_gate: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("rank", self.rank, ge=1, unit="elements")
-            require_whole("taps", self.taps, ge=1, unit="tokens")
-            require_whole("block", self.block, ge=1, unit="tokens")
-            require_flag("forget_gate", self.forget_gate)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""

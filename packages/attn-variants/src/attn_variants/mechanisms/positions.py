@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Rotary
-from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.modifiers import Alibi, RelativeBias, RelativeKeys, RelativeValues, T5Bias
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot, ScaledDot
@@ -65,15 +65,13 @@ class RotaryAttention(DeclaredMechanism):
         and longrope, with the fields of the class of that kind in `attn_core`.
         """
 
-        base: float = 10000.0
-        fraction: float = 1.0
+        base: float = checked(10000.0, require_number, gt=1)
+        fraction: float = checked(1.0, require_number, gt=0, le=1)
         interleaved: bool = False
         scaling: Mapping[str, Any] | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_number("base", self.base, gt=1)
-            require_number("fraction", self.fraction, gt=0, le=1)
             _ = self.own
 
         @property
@@ -135,15 +133,12 @@ class T5Attention(DeclaredMechanism):
         """Half of the `buckets` of each direction hold one distance each, the others growing ranges of distances up to
         `max_distance`; with `scaled`, products are divided by √head_dim (MPNet)."""
 
-        buckets: int = 32
-        max_distance: int = 128
+        buckets: int = checked(32, require_whole, ge=1, unit="buckets")
+        max_distance: int = checked(128, require_whole, ge=1, unit="positions")
         scaled: bool = False
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_flag("scaled", self.scaled)
-            require_whole("buckets", self.buckets, ge=1, unit="buckets")
-            require_whole("max_distance", self.max_distance, ge=1, unit="positions")
             T5Bias(buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
@@ -173,11 +168,7 @@ class RelativeBiasAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`clip` is the largest distance, to which larger ones are clipped."""
 
-        clip: int = 16
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("clip", self.clip, ge=1, unit="positions")
+        clip: int = checked(16, require_whole, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -207,13 +198,8 @@ class ShawAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`clip` k is the largest distance, to which larger ones are clipped; with `share`, heads share the vectors."""
 
-        clip: int = 16
+        clip: int = checked(16, require_whole, ge=0, unit="positions")
         share: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("clip", self.clip, ge=0, unit="positions")
-            require_flag("share", self.share)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""

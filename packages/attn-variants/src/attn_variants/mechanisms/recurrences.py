@@ -23,7 +23,7 @@ from attn_core import (
     StateSpecs,
     Step,
 )
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import Decay, RecurrenceSpec
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
@@ -108,15 +108,9 @@ class RecurrenceConfig(MechanismConfig):
     speed.
     """
 
-    key_size: int | None = None
-    value_size: int | None = None
-    chunk: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("chunk", self.chunk, ge=1, unit="tokens")
-        for name in ("key_size", "value_size"):
-            require_whole(name, getattr(self, name), ge=1, unit="elements", optional=True)
+    key_size: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
+    value_size: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
+    chunk: int = checked(64, require_whole, ge=1, unit="tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,11 +241,10 @@ class Retention(Recurrence):
 
         base: float | None = 10000.0
         scale_base: float | None = None
-        norm_eps: float = 1e-6
+        norm_eps: float = checked(1e-6, require_number, gt=0)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_number("norm_eps", self.norm_eps, gt=0)
             if self.base is not None and not self.base > 1:
                 raise InvalidValue.of("base", self.base, "a number above 1, or None")
             if self.scale_base is None:
@@ -328,13 +321,8 @@ class GatedLinearAttention(Recurrence):
     class Config(RecurrenceConfig):
         """`rank` is that of the decay gate; a higher `temperature` τ makes the decay slower."""
 
-        rank: int = 16
-        temperature: float = 16.0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("rank", self.rank, ge=1, unit="units")
-            require_number("temperature", self.temperature, gt=0)
+        rank: int = checked(16, require_whole, ge=1, unit="units")
+        temperature: float = checked(16.0, require_number, gt=0)
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `GatedLinearLayer`; raises the errors of `heads`."""
@@ -393,11 +381,7 @@ class LightningAttention(Recurrence):
         """`slope_factor` f multiplies the slopes: MiniMax-01 has 1 - l / (L - 1 + 1e-5) + 1e-5 in layer l of L, so that
         deeper layers forget more slowly."""
 
-        slope_factor: float = 1.0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("slope_factor", self.slope_factor, gt=0)
+        slope_factor: float = checked(1.0, require_number, gt=0)
 
     def build(self, config: MechanismConfig) -> Any:
         """A new `LightningLayer`; raises the errors of `heads`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, MechanismConfig, Paper, Window
-from attn_core.checks import require_choice, require_number, require_whole
+from attn_core.checks import checked, require_choice, require_number, require_whole
 from attn_core.distributions import LocalGaussian
 from attn_core.scores import ACTIVATIONS, Additive, Concat, Cosine, Dot, General, Location, Score
 
@@ -19,13 +19,8 @@ class AdditiveConfig(MechanismConfig):
     """`intermediate_size` is the number of hidden units of each head's scoring network, `head_dim` by default, and
     `activation` theirs, "tanh" or "relu"."""
 
-    intermediate_size: int | None = None
-    activation: str = "tanh"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("intermediate_size", self.intermediate_size, ge=1, unit="units", optional=True)
-        require_choice("activation", self.activation, ACTIVATIONS)
+    intermediate_size: int | None = checked(None, require_whole, ge=1, unit="units", optional=True)
+    activation: str = checked("tanh", require_choice, ACTIVATIONS)
 
     @property
     def network(self) -> dict[str, Any]:
@@ -63,17 +58,20 @@ class AdditiveAttention(DeclaredMechanism):
         return self_attention(config, score=score)
 
 
+LUONG = Paper(
+    title="Effective Approaches to Attention-based Neural Machine Translation",
+    authors="Luong et al.",
+    year=2015,
+    arxiv="1508.04025",
+)
+
+
 class GeneralAttention(DeclaredMechanism):
     """Scores every pair by a learned bilinear form of query and key, without scaling."""
 
     name = "general"
     summary = "bilinear scores: a learned matrix between query and key"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = r"O = \mathrm{softmax}(Q W K^\top + M) V"
     capabilities = GROUPED_SELF
 
@@ -87,12 +85,7 @@ class DotAttention(DeclaredMechanism):
 
     name = "dot"
     summary = "unscaled dot products of queries and keys"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = r"O = \mathrm{softmax}(Q K^\top + M) V"
     capabilities = GROUPED_SELF
 
@@ -123,11 +116,7 @@ class CosineAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`beta` is a sharpness that is not learned; 1 leaves the cosine alone, None learns one for each head."""
 
-        beta: float | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("beta", self.beta, gt=0, optional=True)
+        beta: float | None = checked(None, require_number, gt=0, optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -139,12 +128,7 @@ class ConcatAttention(DeclaredMechanism):
 
     name = "concat"
     summary = "a network with one hidden layer scores the concatenation of key and query"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = (
         r"e_{ij} = v^\top \tanh(W [k_j; q_i] + b),\quad"
         r" O = \mathrm{softmax}(e + M) V"
@@ -158,12 +142,6 @@ class ConcatAttention(DeclaredMechanism):
         return self_attention(config, score=score)
 
 
-LUONG = Paper(
-    title="Effective Approaches to Attention-based Neural Machine Translation",
-    authors="Luong et al.",
-    year=2015,
-    arxiv="1508.04025",
-)
 WORDS = ("dot", "general", "concat", "location")
 UNKNOWN = 1024
 """The number of rows of W of location-based scores if neither the options nor the model give the longest sequence."""
@@ -174,11 +152,14 @@ class LuongConfig(StatesConfig):
     """`score` is dot, general, concat or location. With `projections` "all", queries, keys, values and output each have
     a learned matrix; with "none", as in the paper, none has."""
 
-    score: str = "general"
+    score: str = checked("general", require_choice, WORDS)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("score", self.score, WORDS)
+
+@dataclass(frozen=True, kw_only=True)
+class LuongLocalConfig(LuongConfig):
+    """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
+
+    radius: int = checked(10, require_whole, ge=1, unit="positions")
 
 
 def score_of(config: MechanismConfig) -> Score:
@@ -222,12 +203,7 @@ class LocationAttention(DeclaredMechanism):
 
     name = "location"
     summary = "scores are computed from the query alone, one for each key position"
-    paper = Paper(
-        title="Effective Approaches to Attention-based Neural Machine Translation",
-        authors="Luong et al.",
-        year=2015,
-        arxiv="1508.04025",
-    )
+    paper = LUONG
     equation = (
         r"e_{ij} = (W q_i)_j,\quad"
         r" O = \mathrm{softmax}(e + M) V"
@@ -238,11 +214,7 @@ class LocationAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`longest` is the length of the longest sequence, by default the model's context length, or 1024."""
 
-        longest: int | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("longest", self.longest, ge=1, unit="tokens", optional=True)
+        longest: int | None = checked(None, require_whole, ge=1, unit="tokens", optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -268,15 +240,7 @@ class MonotonicLocalAttention(StatesAttention):
     sketch: ClassVar = {"radius": 2}
     capabilities = CROSS
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config(LuongConfig):
-        """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
-
-        radius: int = 10
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("radius", self.radius, ge=1, unit="positions")
+    Config = LuongLocalConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -308,15 +272,7 @@ class PredictiveLocalAttention(StatesAttention):
     sketch: ClassVar = {"radius": 2}
     capabilities = CROSS - {Capability.NORMALISED} | {Capability.CHOOSES}
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config(LuongConfig):
-        """`radius` D is that of the window, which contains 2 D + 1 positions of the source."""
-
-        radius: int = 10
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("radius", self.radius, ge=1, unit="positions")
+    Config = LuongLocalConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""

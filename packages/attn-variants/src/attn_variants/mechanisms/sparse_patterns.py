@@ -8,7 +8,7 @@ from functools import reduce
 from typing import ClassVar
 
 from attn_core import AttentionSpec, Causal, DeclaredMechanism, Mask, MechanismConfig, Paper, Window
-from attn_core.checks import require_choice, require_whole
+from attn_core.checks import checked, require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks import BigBird, Chunked, ChunkRing, Neighbourhood, NeighbourhoodGrid, PerHead, Summaries
 from attn_core.masks import Fixed as FixedMask
@@ -48,11 +48,7 @@ class SlidingWindow(DeclaredMechanism):
         Mistral; else half of `window` on either side of the query's own, as in Longformer. `value_size` is the size of
         the values of a head, `head_dim` by default."""
 
-        window: int = 256
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("window", self.window, ge=1, unit="tokens")
+        window: int = checked(256, require_whole, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -85,13 +81,11 @@ class DilatedWindow(DeclaredMechanism):
         `dilations` are those of the heads in turn, 1 for none: head h has `dilations[h % len(dilations)]`.
         """
 
-        window: int = 256
-        dilations: tuple[int, ...] = (1, 2)
+        window: int = checked(256, require_whole, ge=1, unit="tokens")
+        dilations: tuple[int, ...] = checked((1, 2), whole_numbers, 1)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("window", self.window, ge=1, unit="tokens")
-            object.__setattr__(self, "dilations", whole_numbers("dilations", self.dilations, 1))
             if not self.dilations:
                 raise InvalidValue.of("dilations", self.dilations, "at least one")
 
@@ -128,13 +122,8 @@ class BlockLocalAttention(DeclaredMechanism):
         """`block` b is the number of tokens of a block; `reach` r, the number of blocks before (and, unless causal,
         after) its own that a query sees."""
 
-        block: int = 128
-        reach: int = 1
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("block", self.block, ge=1, unit="tokens")
-            require_whole("reach", self.reach, ge=0)
+        block: int = checked(128, require_whole, ge=1, unit="tokens")
+        reach: int = checked(1, require_whole, ge=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -167,11 +156,7 @@ class ChunkedAttention(DeclaredMechanism):
     class Config(MechanismConfig):
         """`chunk` c is the number of tokens of a chunk, 8192 in Llama 4."""
 
-        chunk: int = 8192
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("chunk", self.chunk, ge=1, unit="tokens")
+        chunk: int = checked(8192, require_whole, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention spec; raises `InvalidValue` unless the key/value heads divide the heads."""
@@ -203,13 +188,8 @@ class ChunkRingAttention(DeclaredMechanism):
         """`chunk` c is the number of tokens of a chunk; `reach` r, the number of chunks before its own that a query
         sees."""
 
-        chunk: int = 64
-        reach: int = 1
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("chunk", self.chunk, ge=1, unit="tokens")
-            require_whole("reach", self.reach, ge=0)
+        chunk: int = checked(64, require_whole, ge=1, unit="tokens")
+        reach: int = checked(1, require_whole, ge=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` if causal, `InvalidValue` unless the key/value heads divide the heads."""
@@ -222,6 +202,11 @@ MOST_STEPS = 8
 """The most steps of strided attention: a million tokens need a stride of 6 in 8, and each more doubles the time."""
 
 
+SPARSE_TRANSFORMER = Paper(
+    title="Generating Long Sequences with Sparse Transformers", authors="Child et al.", year=2019, arxiv="1904.10509"
+)
+
+
 class StridedAttention(DeclaredMechanism):
     """Attends to the last l positions and every l-th one before; for l near √n, any earlier one is two steps away.
 
@@ -231,12 +216,7 @@ class StridedAttention(DeclaredMechanism):
 
     name = "strided"
     summary = "attention to the latest positions and every l-th position before them"
-    paper = Paper(
-        title="Generating Long Sequences with Sparse Transformers",
-        authors="Child et al.",
-        year=2019,
-        arxiv="1904.10509",
-    )
+    paper = SPARSE_TRANSFORMER
     equation = (
         r"A^{(1)}_i = \{\max(0, i - l), \dots, i\},\quad A^{(2)}_i = \{j \le i : (i - j) \bmod l = 0\},\quad"
         r" o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i}"
@@ -250,17 +230,14 @@ class StridedAttention(DeclaredMechanism):
         which any earlier position is reached; of its p patterns, A^m has l positions at distances of l^(m-1), and the
         last all of them. `pattern` is "union", "heads" (A¹ to A^p in turn), "local" (A¹) or "column" (A^p)."""
 
-        stride: int = 128
-        pattern: str = "union"
-        steps: int = 2
+        stride: int = checked(128, require_whole, ge=1, unit="tokens")
+        pattern: str = checked("union", require_choice, PATTERNS)
+        steps: int = checked(2, require_whole, ge=2, le=MOST_STEPS)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("stride", self.stride, ge=1, unit="tokens")
-            require_whole("steps", self.steps, ge=2, le=MOST_STEPS)
             if self.stride ** (self.steps - 1) >= 1 << 63:
                 raise InvalidValue.of("steps", self.steps, f"fewer, for distances below 2⁶³ at stride {self.stride}")
-            require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""
@@ -285,12 +262,7 @@ class FixedAttention(DeclaredMechanism):
 
     name = "fixed"
     summary = "attention to a query's own block and to the last positions of every earlier block"
-    paper = Paper(
-        title="Generating Long Sequences with Sparse Transformers",
-        authors="Child et al.",
-        year=2019,
-        arxiv="1904.10509",
-    )
+    paper = SPARSE_TRANSFORMER
     equation = (
         r"A^{(1)}_i = \{j \le i : \lfloor j/l \rfloor = \lfloor i/l \rfloor\},\quad"
         r" A^{(2)}_i = \{j \le i : j \bmod l \ge l - c\},\quad"
@@ -308,16 +280,13 @@ class FixedAttention(DeclaredMechanism):
         and so on.
         """
 
-        block: int = 128
-        summaries: int = 8
-        pattern: str = "union"
+        block: int = checked(128, require_whole, ge=1, unit="tokens")
+        summaries: int = checked(8, require_whole, ge=1, unit="tokens")
+        pattern: str = checked("union", require_choice, PATTERNS)
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("block", self.block, ge=1, unit="tokens")
-            require_whole("summaries", self.summaries, ge=1, unit="tokens")
             FixedMask(block=self.block, summaries=self.summaries)
-            require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The spec; raises `Incompatible` unless causal, `InvalidValue` unless the key/value heads divide the heads."""
@@ -369,16 +338,13 @@ class BigBirdAttention(DeclaredMechanism):
         head, drawn from `seed`, by default the index of the layer. `parts` are those of "window", "global" and "random"
         that the mask has (table 1 of the paper); without the window a query sees its own block."""
 
-        block: int = 64
-        random: int = 3
-        seed: int | None = None
+        block: int = checked(64, require_whole, ge=1, unit="tokens")
+        random: int = checked(3, require_whole, ge=0)
+        seed: int | None = checked(None, require_whole, ge=0, optional=True)
         parts: tuple[str, ...] = BIG_BIRD
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("block", self.block, ge=1, unit="tokens")
-            require_whole("random", self.random, ge=0)
-            require_whole("seed", self.seed, ge=0, optional=True)
             listed = isinstance(self.parts, list | tuple)
             if not listed or any(part not in BIG_BIRD or self.parts.count(part) > 1 for part in self.parts):
                 raise InvalidValue.of("parts", self.parts, f"a list of different ones of {', '.join(BIG_BIRD)}")
@@ -423,14 +389,12 @@ class NeighborhoodAttention(DeclaredMechanism):
         `grid` is None, or the (rows, columns) of a 2-D grid, in which a neighbourhood has k² cells.
         """
 
-        size: int = 127
-        dilation: int = 1
+        size: int = checked(127, require_whole, ge=1, unit="tokens")
+        dilation: int = checked(1, require_whole, ge=1, unit="tokens")
         grid: tuple[int, ...] | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_whole("size", self.size, ge=1, unit="tokens")
-            require_whole("dilation", self.dilation, ge=1, unit="tokens")
             if self.grid is not None:
                 object.__setattr__(self, "grid", whole_numbers("grid", self.grid, 1))
                 if len(self.grid) != 2:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import Cost, DeclaredMechanism, MechanismConfig, Shape, Step
-from attn_core.checks import require_choice
+from attn_core.checks import checked, require_choice
 from attn_core.errors import InvalidValue
 
 PROJECTIONS = ("all", "none")
@@ -24,11 +24,10 @@ class StatesConfig(MechanismConfig):
     states, without biases.
     """
 
-    projections: str = "all"
+    projections: str = checked("all", require_choice, PROJECTIONS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice("projections", self.projections, PROJECTIONS)
         if self.projections == "all":
             return
         if self.num_heads != 1:

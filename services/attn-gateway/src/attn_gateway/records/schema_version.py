@@ -59,8 +59,9 @@ def upgrade(connection: Connection) -> list[str]:
     found = current(connection)
     context = MigrationContext.configure(connection)
     script = ScriptDirectory(str(MIGRATIONS), version_locations=[str(MIGRATIONS)])
-    if found is not None and found > NEWEST:
-        raise WrongState(f"the database has schema version {found}, newer than {NEWEST}", found=found, needed=NEWEST)
+    if found is not None and found not in {step.revision for step in script.walk_revisions()}:
+        message = f"the database has schema version {found}, from which no migration leads to {NEWEST}"
+        raise WrongState(message, found=found, needed=NEWEST)
     steps = list(script.iterate_revisions(NEWEST, found or "base"))[::-1]
     with UPGRADING, Operations.context(context):
         for step in steps:

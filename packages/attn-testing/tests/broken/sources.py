@@ -22,7 +22,7 @@ from attn_core import (
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_testing.broken.sound import Sound, SoundLayer
+from broken.sound import Sound, SoundLayer
 
 
 class CrossLayer(SoundLayer):

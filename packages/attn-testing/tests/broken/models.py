@@ -13,9 +13,9 @@ from attn_core.errors import UnknownName
 from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
-from attn_testing.broken.sound import Sound, SoundLayer
 from attn_testing.law import Law
 from attn_testing.laws import models as laws_of_models
+from broken.sound import Sound, SoundLayer
 
 FIELDS = ("vocab_size", "hidden_size")
 

@@ -10,8 +10,8 @@ from attn_core import Capability, Cost, Fields, LayerState, MechanismConfig, Rag
 from attn_core.batch import PagedView
 from torch import Tensor, nn
 
-from attn_testing.broken.mechanisms import UNREAD
-from attn_testing.broken.sound import Sound, SoundLayer
+from broken.mechanisms import UNREAD
+from broken.sound import Sound, SoundLayer
 
 LONG, MANY, CROWD = 24, 16, 4
 """The numbers of tokens, sequences of a batch and requests of a step beyond which the faults begin."""

@@ -1,11 +1,11 @@
-"""The first version: jobs and their events, leases, models."""
+"""The first version: jobs and their events, leases, models, and how calls loaded the models that are served."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0005"
 down_revision = None
 
 LARGE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -27,6 +27,12 @@ def upgrade() -> None:
         sa.Column("owner", sa.Text, nullable=False, server_default=""),
         sa.Column("artifact", sa.Text, nullable=False, server_default=""),
         sa.Column("created", sa.Double, nullable=False),
+    )
+    op.create_table(
+        "served_models",
+        *(sa.Column(name, sa.Text, primary_key=True) for name in ("place", "owner", "name")),
+        *(sa.Column(name, sa.Text, nullable=False) for name in ("source", "base", "engine", "deployment")),
+        sa.Column("serving", sa.Integer, nullable=False),
     )
 
 
@@ -50,8 +56,11 @@ def _make_jobs() -> None:
         sa.Column("started", sa.Double),
         sa.Column("ended", sa.Double),
         sa.Column("last_event", LARGE, nullable=False, server_default="0"),
+        sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
         sqlite_autoincrement=True,
     )
+    # The server queries the jobs that have not ended every two seconds.
+    op.create_index("jobs_by_end", "jobs", ["ended"])
     op.create_table(
         "events",
         sa.Column("job", sa.Text, sa.ForeignKey("jobs.id"), primary_key=True),
@@ -61,9 +70,3 @@ def _make_jobs() -> None:
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("payload", sa.Text, nullable=False),
     )
-
-
-def downgrade() -> None:
-    """Drop all tables."""
-    for name in ("models", "leases", "events", "jobs"):
-        op.drop_table(name)

@@ -9,7 +9,7 @@ from attn_core import Cost, Fields, MechanismConfig, Paged, Shape, StateSpecs, S
 from attn_core.checks import require_whole
 from torch import Tensor, nn
 
-from attn_testing.broken.sound import Sound, SoundLayer
+from broken.sound import Sound, SoundLayer
 
 MANY_KEYS = 64
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import mechanisms, ordinary, quiet, recurrent, sizes, sound, sources, unseen
 from attn_testing.law import MechanismLaw
+from broken import mechanisms, ordinary, quiet, recurrent, sizes, sound, sources, unseen
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Described: mechanisms.NoEquation(),

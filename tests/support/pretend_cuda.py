@@ -22,12 +22,11 @@ import torch
 from attn_core.kernels import devices
 from attn_core.kernels.measured import table_here
 from attn_core.plugins.catalog import installed_operation
+from attn_testing.law import require
 from torch import Tensor
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-
-from attn_testing.law import require
 
 H200 = devices.Gpu("NVIDIA H200", (9, 0))
 DEVICE = torch.device("cuda", 0)
@@ -53,10 +52,10 @@ _ALLOCATIONS = {
 }
 """Operations that launch no kernel, or are counted separately."""
 _ON_CPU = (
-    torch._C.DispatchKey.CPU,  # noqa: SLF001
-    torch._C.DispatchKey.CompositeImplicitAutograd,  # noqa: SLF001
-    torch._C.DispatchKey.CompositeExplicitAutograd,  # noqa: SLF001
-    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,  # noqa: SLF001
+    torch._C.DispatchKey.CPU,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
 """The dispatch keys of kernels that can run on a CPU."""
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
@@ -90,7 +89,7 @@ class PretendCudaTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> PretendCudaTensor:
         """Create a tensor with the shape, strides and dtype of `inner`."""
-        made: PretendCudaTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+        made: PretendCudaTensor = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype
         )
         made.inner = inner
@@ -191,8 +190,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result.zero_()
     if name == "to" and result is unwrapped(args[0]) and isinstance(args[0], PretendCudaTensor) == there:
         return args[0]
-    if func._schema.is_mutable and flat and name.endswith("_"):  # noqa: SLF001
-        return args[0] if func._schema.returns else None  # noqa: SLF001
+    if func._schema.is_mutable and flat and name.endswith("_"):
+        return args[0] if func._schema.returns else None
     if there:
         # A view created in inference mode of a normal tensor is not an inference tensor.
         kept = bool(flat) and not flat[0].is_inference() and func.is_view
@@ -205,7 +204,7 @@ def run_of(func: Any) -> Any:
     """The function that computes an operation on the CPU; it returns zeros if only GPUs have a kernel for it."""
     if func in _WIDE_PRODUCTS:
         return wide_product
-    if not isinstance(func, torch._ops.OpOverload) or any(map(func.has_kernel_for_dispatch_key, _ON_CPU)):  # noqa: SLF001
+    if not isinstance(func, torch._ops.OpOverload) or any(map(func.has_kernel_for_dispatch_key, _ON_CPU)):
         return func
     return partial(zeros_of, func)
 
@@ -294,8 +293,8 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.launches.total() + self.programs.total()
 
     def __enter__(self) -> PretendCuda:
-        self._lifted = torch._C._only_lift_cpu_tensors()  # noqa: SLF001
-        torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003, SLF001
+        self._lifted = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
         self._patched = ExitStack()
         for owner, name, other in (
             (torch.cuda, "_lazy_init", lambda: None),
@@ -304,7 +303,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (torch, "tensor", _moved(torch.tensor)),
             (torch, "autocast", _autocast),
             (torch.Tensor, "pin_memory", lambda part: self._noted_as_pinned(part.clone())),
-            (torch._C, "_group_tensors_by_device_and_dtype", _grouped),  # noqa: SLF001
+            (torch._C, "_group_tensors_by_device_and_dtype", _grouped),
             (_foreach_utils, "_foreach_supported_types", [torch.Tensor, PretendCudaTensor]),
         ):
             self._patched.enter_context(patch.object(owner, name, other))
@@ -313,7 +312,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: object) -> None:
-        torch._C._set_only_lift_cpu_tensors(self._lifted)  # noqa: SLF001
+        torch._C._set_only_lift_cpu_tensors(self._lifted)
         self._patched.close()
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         _COUNTING.remove(self)
@@ -391,7 +390,7 @@ class PretendCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _argument(func: Any, wanted: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """A boolean argument of an operation; False if it is not given."""
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001
+    names = [argument.name for argument in func._schema.arguments]
     return bool(kwargs.get(wanted, dict(zip(names, args, strict=False)).get(wanted, False)))
 
 
@@ -429,16 +428,16 @@ def pretended_gpu(gpu: devices.Gpu = H200) -> Iterator[PretendCuda]:
 def to_pretended(model: torch.nn.Module) -> None:
     """Move the weights of a model to the pretended GPU, where it can be run and trained."""
     for module in model.modules():
-        for name, weight in list(module._parameters.items()):  # noqa: SLF001
+        for name, weight in list(module._parameters.items()):
             if weight is not None:
                 there = PretendCudaTensor(weight.detach())
-                module._parameters[name] = torch.nn.Parameter(there, weight.requires_grad)  # noqa: SLF001
-        for name, buffer in list(module._buffers.items()):  # noqa: SLF001
+                module._parameters[name] = torch.nn.Parameter(there, weight.requires_grad)
+        for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                module._buffers[name] = PretendCudaTensor(buffer)  # noqa: SLF001
+                module._buffers[name] = PretendCudaTensor(buffer)
 
 
-def _grouped(lists: list[list[Tensor | None]], with_indices: bool = False) -> Any:  # noqa: FBT001, FBT002 -- as torch's
+def _grouped(lists: list[list[Tensor | None]], with_indices: bool = False) -> Any:
     """An optimizer's tensors grouped by device and dtype, with the device corrected for pretended GPU tensors, which
     torch takes for CPU tensors."""
     found = _GROUPS(lists, with_indices)
@@ -446,7 +445,7 @@ def _grouped(lists: list[list[Tensor | None]], with_indices: bool = False) -> An
     return {(DEVICE if there else device, dtype): group for (device, dtype), group in found.items()}
 
 
-_GROUPS = torch._C._group_tensors_by_device_and_dtype  # noqa: SLF001
+_GROUPS = torch._C._group_tensors_by_device_and_dtype
 
 
 def _autocast(device_type: str, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:

@@ -5,26 +5,21 @@ With it a test without a GPU can check which kernels and dtypes a model would us
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from attn_core.kernels import devices
 from attn_core.kernels.measured import table_here
 from attn_core.plugins.catalog import installed_operation
+from attn_testing.laws.purity import device_guard
+from pretend_cuda import H200
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from attn_testing.pretend_cuda import H200
-
-CUDA, META = 1, 14
-"""The numbers of these device types in torch (`c10::DeviceType`)."""
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,14 +68,3 @@ def fake_gpu(gpu: devices.Gpu = H200) -> Iterator[list[str]]:
             stack.callback(cached.cache_clear)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield started
-
-
-@contextmanager
-def device_guard() -> Iterator[None]:
-    """Register the device guard of "meta" tensors for "cuda", for builds of torch without CUDA, which have none."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    before = guards[CUDA]
-    guards[CUDA] = before or guards[META]
-    yield
-    guards[CUDA] = before

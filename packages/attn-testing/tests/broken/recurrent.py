@@ -27,7 +27,7 @@ from attn_core.distributions import SoftmaxOne
 from attn_core.scores import ScaledDot
 from torch import Tensor, nn
 
-from attn_testing.broken.sound import VASWANI, Sound
+from broken.sound import VASWANI, Sound
 
 CHUNK = 64
 

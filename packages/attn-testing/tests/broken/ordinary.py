@@ -9,7 +9,7 @@ from attn_core.auxiliary_loss import KeepsAuxiliaryLoss
 from attn_core.inner import require_plain
 from torch import Tensor
 
-from attn_testing.broken.sound import Sound, SoundLayer
+from broken.sound import Sound, SoundLayer
 
 
 class KeepsGraphLayer(SoundLayer):

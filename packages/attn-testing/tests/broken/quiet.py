@@ -10,8 +10,8 @@ import torch
 from attn_core import Field, Fields, LayerState, MechanismConfig, Paged, RaggedBatch, StateSpecs
 from torch import Tensor
 
-from attn_testing.broken.sound import Sound, SoundLayer
-from attn_testing.broken.unseen import LONG, ChangedLayer
+from broken.sound import Sound, SoundLayer
+from broken.unseen import LONG, ChangedLayer
 
 
 class WrongScaleLayer(SoundLayer):

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
-
 from attn_testing.law import LawBroken
-from attn_testing.pretend_cuda import DEVICE, PretendCuda
+from pretend_cuda import DEVICE, PretendCuda
+from torch import Tensor
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from attn_core.batch import PagedView
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_testing.broken.sound import Sound, SoundLayer
+from broken.sound import Sound, SoundLayer
 
 FAR = 4
 

@@ -1,1 +1,0 @@
-"""The commands that call a server, each in a file of its own."""
