@@ -2,13 +2,15 @@
 
     python benchmarks/finetune_cpu.py --task sft       # needs trl, peft and datasets; ATTN_HOME has the model
     python benchmarks/finetune_cpu.py --task sft --whole           # all weights
-    python benchmarks/finetune_cpu.py --task dpo --memory          # the peak memory of each side by itself, too
+    python benchmarks/finetune_cpu.py --task dpo
+    python benchmarks/finetune_cpu.py --turns 20 --held-out 24     # and the loss of other conversations afterwards
 
 Both train adapters of rank 8 on the same layers, or with `--whole` all weights, on the same texts (runs of
-Shakespeare's works of various lengths), in float32, with the same batch size, and take turns of one step in one
-process; TRL with its best options: no gradient checkpointing, for SFT packing or batches of similar length, whichever
-is faster. Tokens are those of the examples, without padding. Time is that of the processor with one thread, else that
-of the clock. The result is the median of the turns, and the ratio of adjacent turns.
+Shakespeare's works of various lengths), in float32, with the same batch size, each in a process of its own; they take
+turns of one step. TRL has its best options: no gradient checkpointing, for SFT packing or batches of similar length,
+whichever is faster; attn's process keeps freed memory, as its workers do. Tokens are those of the examples, without
+padding. Time is that of the processor with one thread, else that of the clock. The result is the median of the turns,
+the ratio of adjacent turns, and the peak memory of each process in GiB.
 """
 
 # ruff: noqa: SLF001
@@ -18,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,10 +33,13 @@ from typing import Any
 
 import torch
 from attn_schema.home import home_folder, models_folder
+from attn_train.process_tuning import keep_freed_memory
 from report import write_report
 
 Turn = Callable[[], tuple[float, int]]
 """Trains for one step, and returns its seconds and tokens."""
+Logits = Callable[[torch.Tensor], torch.Tensor]
+"""The logits [1, tokens, vocabulary] of ids [1, tokens] now."""
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LONGEST = 512
 
@@ -42,13 +48,14 @@ def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--task", choices=["sft", "dpo"], default="sft")
     p.add_argument("--whole", action="store_true", help="train all weights, for sft")
-    p.add_argument("--only", choices=["attn", "trl", "trl-packed"])
-    p.add_argument("--memory", action="store_true")
+    p.add_argument("--side", choices=["attn", "trl", "trl-packed"], help="be the process of this side")
     p.add_argument("--model", type=Path, default=models_folder(home_folder()) / "smollm2-135m-instruct")
     p.add_argument("--text", type=Path, default=home_folder() / "texts" / "shakespeare.txt")
     p.add_argument("--batch", type=int, default=4)
     p.add_argument("--examples", type=int, default=200)
     p.add_argument("--turns", type=int, default=6)
+    p.add_argument("--learning-rate", type=float, default=1e-4)
+    p.add_argument("--held-out", type=int, default=0, help="further conversations whose loss is measured at the end")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--out", type=Path)
     return p.parse_args()
@@ -57,12 +64,6 @@ def arguments() -> argparse.Namespace:
 def clock(args: argparse.Namespace) -> Callable[[], float]:
     """Processor time does not depend on what else runs, but counts threads that wait."""
     return time.process_time if args.threads == 1 else time.perf_counter
-
-
-def peak_gib(side: str) -> float:
-    """The peak memory of a process that trains one side for two steps."""
-    child = subprocess.Popen([sys.executable, *sys.argv, "--only", side, "--turns", "1"], stdout=subprocess.DEVNULL)
-    return round(os.wait4(child.pid, 0)[2].ru_maxrss / 2**20, 2)
 
 
 def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -74,10 +75,13 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
         return [{"role": role, "content": " ".join(words[start : start + count])}]
 
     names = ("completion",) if args.task == "sft" else ("chosen", "rejected")
-    return [{"prompt": said("user"), **{name: said("assistant") for name in names}} for _ in range(args.examples)]
+    return [
+        {"prompt": said("user"), **{name: said("assistant") for name in names}}
+        for _ in range(args.examples + args.held_out)
+    ]
 
 
-def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> Turn:
+def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> tuple[Turn, Logits]:
     from attn_schema.finetuning import LoraConfig
     from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
     from attn_train.base_model import completed, load_base
@@ -90,7 +94,14 @@ def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> 
     asked = TrainingConfig(
         model=ModelConfig(base_model=str(args.model), max_seq_len=LONGEST),
         data=DataConfig(dataset=str(folder / "rows.jsonl"), format=kind, validation_fraction=0.0),
-        optimizer=OptimizerConfig(steps=1000, batch_size=args.batch, learning_rate=1e-4),
+        optimizer=OptimizerConfig(
+            steps=1000,
+            batch_size=args.batch,
+            learning_rate=args.learning_rate,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            beta2=0.999,
+        ),
         lora=LoraConfig() if args.whole else LoraConfig(lora_rank=8, lora_target_modules=LAYERS),
         device="cpu",
     )
@@ -114,13 +125,14 @@ def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> 
         trainer._one_step(NullReporter())
         return clock(args)() - began, drawn[-1]
 
-    return turn
+    return turn, base.model
 
 
 def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[str, Any]:
     """TRL's best options, beside those that both sides have."""
     options: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "learning_rate": 1e-4, "use_cpu": True,
+        "output_dir": str(folder), "per_device_train_batch_size": args.batch, "use_cpu": True,
+        "learning_rate": args.learning_rate, "lr_scheduler_type": "constant",
         "max_steps": 1000, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
         "gradient_checkpointing": False, "bf16": False, "max_length": LONGEST,
     }  # fmt: skip
@@ -131,7 +143,7 @@ def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[
     return options
 
 
-def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, packed: bool) -> Turn:
+def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, packed: bool) -> tuple[Turn, Logits]:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -175,42 +187,99 @@ def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, p
         done.acquire()
         return clock(args)() - began, seen[0]
 
-    return turn
+    return turn, lambda ids: trainer.model(input_ids=ids).logits
+
+
+def held_out_loss(logits: Logits, args: argparse.Namespace, rows: list[dict[str, Any]], folder: Path) -> float:
+    """The mean loss, in nats, of the answers' tokens in further conversations."""
+    from attn_models.tokenizers import Tokenizer
+    from attn_schema.training import DataConfig
+    from attn_train.tasks.instruction_tuning import chat_dataset
+
+    (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataConfig(dataset=str(folder / "held.jsonl"), format="chat", validation_fraction=0.0)
+    chats, found, count = chat_dataset(data, Tokenizer.from_folder(args.model), max_length=LONGEST), 0.0, 0
+    for chat in chats.training:
+        targets = torch.tensor(chat.targets)
+        with torch.no_grad():
+            given = logits(torch.tensor(chat.inputs)[None])[0]
+        found += torch.nn.functional.cross_entropy(given, targets, reduction="sum").item()
+        count += int((targets != -100).sum())
+    return found / count
+
+
+def take_turns(args: argparse.Namespace) -> None:
+    """Be one side: train a step for each line of the input, and say what came of it as a line of JSON."""
+    torch.set_num_threads(args.threads)
+    made_up = rows(args)
+    data, held = made_up[: args.examples], made_up[args.examples :]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if args.side == "attn":
+            keep_freed_memory()
+            turn, logits = attn(args, data, folder)
+        else:
+            turn, logits = trl(args, data, folder, packed=args.side == "trl-packed")
+        for _ in sys.stdin:
+            print(json.dumps(turn()), flush=True)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        loss = {"held_out_loss": held_out_loss(logits, args, held, folder)} if held else {}
+        print(json.dumps({"peak_memory": round(peak, 2), **loss}), flush=True)
+        os._exit(0)  # the other trainer waits for its turn
+
+
+class Side:
+    """The process of one side."""
+
+    def __init__(self, name: str) -> None:
+        command = [sys.executable, *sys.argv, "--side", name]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def turn(self) -> tuple[float, int]:
+        """Let it train for one step; returns its seconds and tokens."""
+        self._given.write("\n")
+        self._given.flush()
+        seconds, tokens = self._said()
+        return seconds, tokens
+
+    def end(self) -> dict[str, float]:
+        """End it; returns its peak memory in GiB, and its loss, if that was asked for."""
+        self._given.close()
+        return dict(self._said())
+
+    @property
+    def _given(self) -> Any:
+        return self._process.stdin
+
+    def _said(self) -> Any:
+        for line in self._process.stdout or ():
+            if line.startswith(("[", "{")):
+                return json.loads(line)
+        raise SystemExit(f"a side ended with {self._process.wait()}")
 
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(args.threads)
-    data = rows(args)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        made: dict[str, Callable[[], Turn]] = {
-            "attn": lambda: attn(args, data, folder),
-            "trl": lambda: trl(args, data, folder, packed=False),
-        }
-        if args.task == "sft":
-            made["trl-packed"] = lambda: trl(args, data, folder, packed=True)
-        turns = {name: make() for name, make in made.items() if args.only in (None, name)}
-        for name, turn in turns.items():
-            print(f"{name}: warm-up, {turn()[0]:.2f} s", flush=True)
-        rates: dict[str, list[float]] = {name: [] for name in turns}
-        for _ in range(args.turns):
-            for name, turn in turns.items():
-                seconds, tokens = turn()
-                rates[name].append(tokens / seconds)
-                print(f"{name}: {tokens} tokens in {seconds:.2f} s", flush=True)
-        if args.only:
-            os._exit(0)
-        found = []
-        for name, each in rates.items():
-            ratios = [a / b for a, b in zip(rates["attn"], each, strict=True)]
-            facts = {"tokens_per_second": statistics.median(each), "slowest": min(each), "fastest": max(each)}
-            facts["attn_is_faster_by"] = statistics.median(ratios)
-            rounded = {key: round(value, 2) for key, value in facts.items()}
-            found.append({"side": name, **rounded, **({"peak_gib": peak_gib(name)} if args.memory else {})})
-        settings = {"batch": args.batch, "threads": args.threads, "weights": "whole" if args.whole else "lora"}
-        write_report(f"finetune-cpu-{args.task}", settings, found, args.out)
-        os._exit(0)  # the other trainer waits for its turn
+    if args.side:
+        take_turns(args)
+    names = ["attn", "trl", *(["trl-packed"] if args.task == "sft" else [])]
+    sides = {name: Side(name) for name in names}
+    for name, side in sides.items():
+        print(f"{name}: warm-up, {side.turn()[0]:.2f} s", flush=True)
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(args.turns):
+        for name, side in sides.items():
+            seconds, tokens = side.turn()
+            rates[name].append(tokens / seconds)
+            print(f"{name}: {tokens} tokens in {seconds:.2f} s", flush=True)
+    found = []
+    for name, each in rates.items():
+        ratios = [a / b for a, b in zip(rates["attn"], each, strict=True)]
+        facts = {"tokens_per_second": statistics.median(each), "slowest": min(each), "fastest": max(each)}
+        facts["attn_is_faster_by"] = statistics.median(ratios)
+        found.append({"side": name, **{key: round(value, 2) for key, value in facts.items()}, **sides[name].end()})
+    settings = {"batch": args.batch, "threads": args.threads, "weights": "whole" if args.whole else "lora"}
+    write_report(f"finetune-cpu-{args.task}", settings, found, args.out)
 
 
 if __name__ == "__main__":

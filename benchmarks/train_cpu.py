@@ -5,14 +5,16 @@ The recipe is nanoGPT's for a CPU: 4 layers, 4 heads, width 128, context 64, bat
 1e-3 with cosine decay to 1e-4 after 100 steps of warm-up, no dropout, no bias, on Shakespeare's works.
 
     python benchmarks/train_cpu.py                          # both parts
-    python benchmarks/train_cpu.py --part speed --nanogpt FOLDER    # compared with a checkout of nanoGPT
+    python benchmarks/train_cpu.py --nanogpt FOLDER         # compared with a checkout of nanoGPT
+    python benchmarks/train_cpu.py --part quality --nanogpt FOLDER --seeds 3
 
-Quality: a whole run with attn_train's loop; the validation loss is the mean over random batches of the last tenth of
-the text, as in nanoGPT. Speed: attn's loop and each peer take turns of some steps in one process, so that other load
-affects all equally; the rate is that of the median turn, and ratios are between adjacent turns. Peers are trained by a
-minimal loop: batches stacked from slices, gradient clipping, fused AdamW. transformers' Trainer and nanoGPT's train.py
-use their own loops; the latter is a process that is stopped during the turns of the others. The result, with the
-machine and its load, is written to benchmarks/results/.
+Quality: whole runs with attn_train's loop, and of nanoGPT's train.py; the validation loss is the mean over random
+batches of the last tenth of the text, as in nanoGPT, and over all of it in windows without overlap. Speed: attn's loop
+and each peer take turns of some steps in one process, so that other load affects all equally; the rate is that of the
+median turn, and ratios are between adjacent turns. Peers are trained by a minimal loop: batches stacked from slices,
+gradient clipping, fused AdamW. transformers' Trainer and nanoGPT's train.py use their own loops; the latter is a
+process that is stopped during the turns of the others. Time is that of the processor with one thread, else that of the
+clock. The result, with the machine and its load, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import torch
 from attn_models.sources import pull_shakespeare
 from attn_schema.home import home_folder
@@ -63,6 +66,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--positions", default="rotary")
     p.add_argument("--steps", type=int, default=STEPS)
     p.add_argument("--seed", type=int, default=1337)
+    p.add_argument("--seeds", type=int, default=1, help="runs of the quality part")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--evaluation-batches", type=int, nargs="+", default=[20, 200])
     p.add_argument("--turns", type=int, default=10)
@@ -105,7 +109,53 @@ class Progress(NullReporter):
             print(f"  step {step}: validation loss {values['validation_loss']:.4f}", flush=True)
 
 
-def measure_quality(config: TrainingConfig, text: TextDataset, batches: list[int]) -> dict[str, Any]:
+def measure_quality(args: argparse.Namespace, config: TrainingConfig, text: TextDataset) -> list[dict[str, Any]]:
+    """A run for each seed, beside nanoGPT's if its folder is given."""
+    found = []
+    for seed in range(args.seed, args.seed + args.seeds):
+        found.append({"seed": seed, "attn": our_quality(config.replace(seed=seed), text, args.evaluation_batches)})
+        if args.nanogpt:
+            found[-1]["nanogpt"] = nanogpt_quality(args, text, seed)
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+@torch.no_grad()
+def whole_loss(logits_of: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> float:
+    """The mean loss, in nats, over all windows of a text side by side."""
+    count = (len(tokens) - 1) // CONTEXT * CONTEXT
+    inputs, targets = (part.long().view(-1, CONTEXT).split(256) for part in (tokens[:count], tokens[1 : count + 1]))
+    losses = (
+        functional.cross_entropy(logits_of(x).flatten(0, 1), y.flatten(), reduction="sum").item()
+        for x, y in zip(inputs, targets, strict=True)
+    )
+    return sum(losses) / count
+
+
+def nanogpt_quality(args: argparse.Namespace, text: TextDataset, seed: int) -> dict[str, Any]:
+    """A run of train.py with this seed, which it has no option for."""
+    with tempfile.TemporaryDirectory() as out:
+        folder = Path(out)
+        for name in ("model.py", "configurator.py", "train.py"):
+            source = (args.nanogpt / name).read_text()
+            (folder / name).write_text(source.replace("manual_seed(1337", f"manual_seed({seed}"))
+        steps = {"max_iters": args.steps, "lr_decay_iters": args.steps, "eval_interval": args.steps, "eval_iters": 20}
+        given = steps | {"warmup_iters": min(100, args.steps), "log_interval": 10**9}
+        began = time.perf_counter()
+        subprocess.run(nanogpt_command(folder, text, folder, given), cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - began
+        model = nanogpt_model(args.nanogpt, text)
+        model.load_state_dict(torch.load(folder / "ckpt.pt", weights_only=True)["model"])
+    loss = whole_loss(lambda tokens: model(tokens, tokens)[0], text.validation)
+    return {"validation_loss": loss, "seconds_with_evaluation": seconds, "parameters": parameters(model)}
+
+
+def parameters(model: nn.Module) -> int:
+    """The number of parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def our_quality(config: TrainingConfig, text: TextDataset, batches: list[int]) -> dict[str, Any]:
     model = build_model(config, text)
     trainer = Trainer(model, text, config)
     began = time.perf_counter()
@@ -113,12 +163,18 @@ def measure_quality(config: TrainingConfig, text: TextDataset, batches: list[int
     seconds = time.perf_counter() - began
     losses = {str(count): trainer.validation_loss(count) for count in batches}
     return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": parameters(model),
+        "validation_loss": whole_loss(model, text.validation),
         "validation_loss_by_batches": losses,
         "seconds_of_training": trainer.elapsed,
         "seconds_with_evaluation": seconds,
         "tokens_per_second": config.optimizer.steps * BATCH * CONTEXT / trainer.elapsed,
     }
+
+
+def clock() -> float:
+    """Processor time does not depend on what else runs, but counts threads that wait."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class UntilMetrics(NullReporter):
@@ -138,9 +194,9 @@ def our_turns(config: TrainingConfig, text: TextDataset, steps: int) -> Turn:
     trainer = Trainer(build_model(config, text), text, config.replace(evaluation=evaluation))
 
     def turn() -> float:
-        before, report = trainer.elapsed, UntilMetrics()
+        report, began = UntilMetrics(), clock()
         trainer.run(report, report.flag)
-        return trainer.elapsed - before
+        return clock() - began
 
     return turn
 
@@ -155,7 +211,7 @@ def peer_turns(
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
 
     def turn() -> float:
-        began = time.perf_counter()
+        began = clock()
         for _ in range(steps):
             places = torch.randint(len(tokens) - CONTEXT, (BATCH,))
             inputs = torch.stack([tokens[i : i + CONTEXT].long() for i in places])
@@ -164,7 +220,7 @@ def peer_turns(
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - began
+        return clock() - began
 
     return turn
 
@@ -234,15 +290,22 @@ def transformers_trainer(text: TextDataset, steps: int) -> Turn:
     trainer = TheirTrainer(model=gpt2(text), args=given, train_dataset=Windows(text.training[: 2000 * BATCH]))
 
     def turn() -> float:
-        began = time.perf_counter()
+        began = clock()
         trainer.train()
-        return time.perf_counter() - began
+        return clock() - began
 
     return turn
 
 
 def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
     """The turns of nanoGPT's own model, with multi-head attention."""
+    model = nanogpt_model(folder, text).train()
+    # nanoGPT computes the logits of all positions only if it is given targets.
+    return peer_turns(lambda tokens: model(tokens, tokens)[0], model, text.training, steps)
+
+
+def nanogpt_model(folder: Path, text: TextDataset) -> Any:
+    """nanoGPT's own model of the recipe's sizes."""
     module = runpy.run_path(str(folder / "model.py"))
     config = module["GPTConfig"](
         block_size=CONTEXT,
@@ -253,44 +316,34 @@ def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
         dropout=0.0,
         bias=False,
     )
-    model = module["GPT"](config).train()
-    # nanoGPT computes the logits of all positions only if it is given targets.
-    return peer_turns(lambda tokens: model(tokens, tokens)[0], model, text.training, steps)
+    return module["GPT"](config)
+
+
+def nanogpt_command(folder: Path, text: TextDataset, place: Path, options: Mapping[str, Any]) -> list[str]:
+    """The command of train.py in a folder, which gets the text as its data, with the recipe for a CPU."""
+    data = folder / "data" / "attn-benchmark"
+    data.mkdir(parents=True, exist_ok=True)
+    for name, tokens in (("train", text.training), ("val", text.validation)):
+        tokens.numpy().astype("uint16").tofile(data / f"{name}.bin")
+    # train.py reads a dictionary with the vocabulary size, written here in pickle's protocol 0.
+    (data / "meta.pkl").write_bytes(f"(dVvocab_size\nI{text.tokenizer.vocab_size}\ns.".encode())
+    sizes = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT, "batch_size": BATCH}
+    fixed = {"dataset": "attn-benchmark", "out_dir": place, "device": "cpu", "dtype": "float32", "compile": False}
+    shape = {"gradient_accumulation_steps": 1, "dropout": 0.0, "bias": False}
+    rates = {"learning_rate": 1e-3, "min_lr": 1e-4, "beta2": 0.99}
+    given = {**sizes, **fixed, **shape, **rates, **options}
+    return [sys.executable, "-u", "train.py", *(f"--{name}={value}" for name, value in given.items())]
 
 
 class NanoGPTProcess:
     """A process of nanoGPT's train.py with its recipe for a CPU, which only runs during its turns."""
 
     def __init__(self, folder: Path, text: TextDataset, place: Path, args: argparse.Namespace) -> None:
-        data = folder / "data" / "attn-benchmark"
-        data.mkdir(parents=True, exist_ok=True)
-        for name, tokens in (("train", text.training), ("val", text.validation)):
-            tokens.numpy().astype("uint16").tofile(data / f"{name}.bin")
-        # train.py reads a dictionary with the vocabulary size, written here in pickle's protocol 0.
-        (data / "meta.pkl").write_bytes(f"(dVvocab_size\nI{text.tokenizer.vocab_size}\ns.".encode())
-        sizes = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": CONTEXT, "batch_size": BATCH}
-        given = {
-            **sizes,
-            "dataset": "attn-benchmark",
-            "out_dir": place,
-            "device": "cpu",
-            "dtype": "float32",
-            "compile": False,
-            "gradient_accumulation_steps": 1,
-            "dropout": 0.0,
-            "bias": False,
-            "max_iters": 10**9,
-            "log_interval": 1,
-            "eval_interval": 10**9,
-            "eval_iters": 1,
-            "learning_rate": 1e-3,
-            "min_lr": 1e-4,
-            "beta2": 0.99,
-        }
-        command = [sys.executable, "-u", "train.py", *(f"--{name}={value}" for name, value in given.items())]
+        never = {"max_iters": 10**9, "log_interval": 1, "eval_interval": 10**9, "eval_iters": 1}
+        command = nanogpt_command(folder, text, place, never)
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-        self._steps = args.turn_steps
+        self._steps, self._by_processor = args.turn_steps, args.threads == 1
         self._seconds()
         self._stopped_at = self._stop()
 
@@ -311,9 +364,14 @@ class NanoGPTProcess:
         os.kill(self._process.pid, signal.SIGCONT)
         while self._seconds() < 0.9 * waited:
             pass
-        seconds = sum(self._seconds() for _ in range(self._steps))
+        before, seconds = self._spent(), sum(self._seconds() for _ in range(self._steps))
+        seconds = self._spent() - before if self._by_processor else seconds
         self._stopped_at = self._stop()
         return seconds
+
+    def _spent(self) -> float:
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def end(self) -> None:
         """Kill the process."""
@@ -380,7 +438,7 @@ def main() -> None:
         result["speed"] = measure_speed(args, config, text)
         print(json.dumps(result["speed"], indent=2))
     if args.part in ("both", "quality"):
-        result["quality"] = measure_quality(config, text, args.evaluation_batches)
+        result["quality"] = measure_quality(args, config, text)
         print(json.dumps(result["quality"], indent=2))
     result["load_after"] = os.getloadavg()
     out = args.out or RESULTS / f"train_cpu-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"

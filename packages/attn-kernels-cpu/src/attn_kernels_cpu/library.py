@@ -47,7 +47,15 @@ class MatrixStruct(ctypes.Structure):
 class MemoryStruct(ctypes.Structure):
     """The struct `Memory` of native/attend.hpp."""
 
-    _fields_ = (("at", ADDRESS), ("row", ctypes.c_int64), ("head", ctypes.c_int64), ("format", ctypes.c_int32))
+    _fields_ = (
+        ("at", ADDRESS),
+        ("row", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("format", ctypes.c_int32),
+        ("scales", ADDRESS),
+        ("scale_row", ctypes.c_int64),
+        ("scale_head", ctypes.c_int64),
+    )
 
 
 class BlockStruct(ctypes.Structure):
@@ -121,6 +129,12 @@ SIGNATURES = {
     "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
     "attn_products": (ADDRESS, ADDRESS, ADDRESS, *[ctypes.c_int64] * 3, COUNT, COUNT, COUNT, COUNT),
+    "attn_add_product": (ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
+    "attn_norm": (ADDRESS,),
+    "attn_norm_changes": (ADDRESS,),
+    "attn_gate": (COUNT, ADDRESS),
+    "attn_turn": (ADDRESS,),
+    "attn_losses": (ADDRESS,),
     "attn_rounded_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
     "attn_activate": (COUNT, ADDRESS, ADDRESS, ADDRESS, ctypes.c_int64, COUNT),
     "attn_attention": (ADDRESS,),

@@ -39,9 +39,19 @@ def attn_kernels() -> list[Kernel[Any]]:
     """The kernels for sampling, for attention to cached rows and for training."""
     from attn_kernels_cpu.blocks import CpuPaged
     from attn_kernels_cpu.sampling import CpuSampling
-    from attn_kernels_cpu.training import CpuActivation, CpuAttention, CpuProduct, CpuRoundedProduct
+    from attn_kernels_cpu.training import (
+        CpuActivation,
+        CpuAttention,
+        CpuCrossEntropy,
+        CpuGate,
+        CpuNorm,
+        CpuProduct,
+        CpuRotary,
+        CpuRoundedProduct,
+    )
 
-    return [CpuSampling(), CpuPaged(), CpuProduct(), CpuRoundedProduct(), CpuActivation(), CpuAttention()]
+    rowwise = [CpuNorm(), CpuGate(), CpuRotary(), CpuCrossEntropy()]
+    return [CpuSampling(), CpuPaged(), CpuProduct(), CpuRoundedProduct(), CpuActivation(), CpuAttention(), *rowwise]
 
 
 @hookimpl

@@ -25,6 +25,14 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     return _multiplied("attn_product", left, right, bias)
 
 
+def add_product(to: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Add the `product` of float32 matrices to the contiguous `to` [rows, columns] in place, and return it."""
+    left, right = in_lines(left), in_lines(right)
+    sizes = *to.shape, left.shape[1], torch.get_num_threads()
+    library().attn_add_product(ctypes.byref(matrix(left)), ctypes.byref(matrix(right)), to.data_ptr(), *sizes)
+    return to
+
+
 def rounded_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """Like `product`, with elements rounded to bfloat16 first; sums and bias stay float32 (arXiv 1905.12322).
 

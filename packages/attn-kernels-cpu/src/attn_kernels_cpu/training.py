@@ -1,11 +1,11 @@
-"""The declarations of the training kernels: linear layers, activations and attention in float32."""
+"""The declarations of the training kernels: linear layers, attention and what is between them, in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.kernels.base import Anything, Condition, OneOf
+from attn_core.kernels.base import Anything, AtLeast, Condition, OneOf
 from attn_core.kernels.product import (
     FORMS,
     ActivationKernel,
@@ -15,7 +15,19 @@ from attn_core.kernels.product import (
     WholeAttentionKernel,
     WholeAttentionProblem,
 )
-from attn_core.kernels.rowwise import Activation
+from attn_core.kernels.rowwise import (
+    GATE,
+    RMS_NORM,
+    ROW_FORMS,
+    Activation,
+    CrossEntropyKernel,
+    GateKernel,
+    NormKernel,
+    RotaryKernel,
+    RowKernel,
+    RowProblem,
+    Targets,
+)
 
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import why_not
@@ -50,17 +62,23 @@ class CpuProduct(ProductKernel):
         return [] if reason is None else [reason]
 
     def cost(self, problem: ProductProblem) -> float:  # noqa: ARG002 -- the same for every one
-        """The time relative to PyTorch, measured on one core of a Zen 5 for products of 768 to 2048 rows: 0.38 to 0.5
-        with AVX-512, 0.75 to 0.85 with AVX2."""
+        """The time relative to PyTorch, measured for products of 768 to 2048 rows: on one core of a Zen 5 0.38 to 0.5
+        with AVX-512, on one of a Zen 3, with AVX2, 0.98 to 1.07, and to 1.25 for gradients of weights."""
         from attn_kernels_cpu.library import loaded
 
-        return 0.45 if loaded().isa.name in ("amx", "avx512") else 0.8
+        return 0.45 if loaded().isa.name in ("amx", "avx512") else 1.05
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `products.linear`."""
         from attn_kernels_cpu.products import linear
 
         return linear(rows, weight, bias)
+
+    def product(self, left: Tensor, right: Tensor, to: Tensor | None = None) -> Tensor:
+        """See `products.product` and `products.add_product`."""
+        from attn_kernels_cpu.products import add_product, product
+
+        return product(left, right) if to is None else add_product(to, left, right)
 
 
 class CpuRoundedProduct(CpuProduct):
@@ -80,6 +98,13 @@ class CpuRoundedProduct(CpuProduct):
         from attn_kernels_cpu.products import rounded_linear
 
         return rounded_linear(rows, weight, bias)
+
+    def product(self, left: Tensor, right: Tensor, to: Tensor | None = None) -> Tensor:
+        """See `products.rounded_product`."""
+        from attn_kernels_cpu.products import rounded_product
+
+        found = rounded_product(left, right)
+        return found if to is None else to.add_(found)
 
 
 class CpuActivation(ActivationKernel):
@@ -151,3 +176,90 @@ class CpuAttention(WholeAttentionKernel):
         from attn_kernels_cpu.attention import attention
 
         return attention(query, key, value, causal=causal, scale=scale, dropout=dropout)
+
+
+class InOnePass(RowKernel[Any]):
+    """Base class of row-wise kernels, which read and write each row once, forward and backward."""
+
+    def available(self) -> str | None:
+        """Why the kernels cannot run here, or None."""
+        return why_not()
+
+    def further_refusals(self, problem: RowProblem) -> list[str]:  # noqa: ARG002 -- any problem
+        """Why the kernels could not be compiled, which is tried here."""
+        from attn_kernels_cpu.library import trouble
+
+        reason = trouble()
+        return [] if reason is None else [reason]
+
+    def cost(self, problem: RowProblem) -> float:  # noqa: ARG002 -- rows are rows
+        """The time relative to PyTorch, forward and backward, for rows that no cache holds."""
+        return 0.5
+
+
+class CpuNorm(InOnePass, NormKernel):
+    """RMSNorm, optionally with the residual addition before it; PyTorch composes it of several operations."""
+
+    name = "cpu_rms_norm"
+    summary = "RMSNorm in float32, optionally fused with a residual addition, with its gradients, in C++"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "form": OneOf(*ROW_FORMS[RMS_NORM]), "row_size": AtLeast(1), "gradients": Anything(),
+    }  # fmt: skip
+
+    def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor | None:
+        """See `rowwise.norm`."""
+        from attn_kernels_cpu.rowwise import norm
+
+        return norm(rows, gain, eps)
+
+    def norm_sum(self, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor] | None:
+        """See `rowwise.norm_sum`."""
+        from attn_kernels_cpu.rowwise import norm_sum
+
+        return norm_sum(rows, added, gain, eps)
+
+
+class CpuGate(InOnePass, GateKernel):
+    """Gated activations; only the gate and up inputs are saved for the gradients."""
+
+    name = "cpu_gate"
+    summary = "SwiGLU and GEGLU in float32 with their gradients, in C++"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "form": OneOf(*ROW_FORMS[GATE]), "row_size": AtLeast(1), "gradients": Anything(),
+    }  # fmt: skip
+
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor | None:
+        """See `rowwise.gated`."""
+        from attn_kernels_cpu.rowwise import gated
+
+        return gated(gate, up, activation)
+
+
+class CpuRotary(InOnePass, RotaryKernel):
+    """Rotary embedding of pairs in halves; the gradient is rotated by the negative angles."""
+
+    name = "cpu_rotary"
+    summary = "rotary embedding in float32 with its gradients, in C++"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "form": OneOf("halves"), "row_size": AtLeast(1), "gradients": Anything(),
+    }  # fmt: skip
+
+    def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor | None:  # noqa: ARG002 -- halves
+        """See `rowwise.rotate`."""
+        from attn_kernels_cpu.rowwise import rotate
+
+        return rotate(rows, cosines, sines)
+
+
+class CpuCrossEntropy(InOnePass, CrossEntropyKernel):
+    """Cross-entropy that reads and writes each row of logits while the cache holds it."""
+
+    name = "cpu_cross_entropy"
+    summary = "cross-entropy in float32 over large vocabularies, with gradients that overwrite the logits, in C++"
+    accepts: ClassVar[Mapping[str, Condition]] = {"row_size": AtLeast(1), "gradients": Anything()}
+
+    def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor | None:
+        """See `rowwise.losses`."""
+        from attn_kernels_cpu.rowwise import losses
+
+        return losses(logits, ids, targets, gradients=gradients)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import Token
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.kernels.base import TRAINED_IN
 from attn_core.kernels.product import (
     ProductKernel,
     activation_kernel,
@@ -87,13 +89,34 @@ def validation_precision(precision: str, device: torch.device) -> AbstractContex
     return nullcontext() if device.type == "cpu" else forward_precision(precision, device)
 
 
-class Bfloat16Products(TorchFunctionMode):
+class CpuTraining(TorchFunctionMode):
+    """Base class of modes for training on a CPU with products `multiplied_in` a type: `TRAINED_IN` is set within."""
+
+    multiplied_in: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outer: list[Token[str | None]] = []
+
+    def __enter__(self) -> Self:
+        self._outer.append(TRAINED_IN.set(self.multiplied_in))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        TRAINED_IN.reset(self._outer.pop())
+
+
+class Bfloat16Products(CpuTraining):
     """A mode in which float32 linear layers multiply in bfloat16, forward and backward (arXiv 1905.12322).
 
     Weights, gradients, attention, norms and losses stay in float32; activations and attention are computed as in
     `Float32Products`. `torch.autocast` would also run attention in bfloat16, which torch computes many times slower on
     a CPU.
     """
+
+    multiplied_in = "bfloat16"
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -104,11 +127,13 @@ class Bfloat16Products(TorchFunctionMode):
         return (func if own is None else own)(*args, **(kwargs or {}))
 
 
-class Float32Products(TorchFunctionMode):
+class Float32Products(CpuTraining):
     """A mode in which float32 linear layers, activations and attention are computed by attn's own kernels if available.
 
     It has no effect while torch traces, or within a mode that observes torch's operations, such as a FLOP counter.
     """
+
+    multiplied_in = "float32"
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None

@@ -9,6 +9,9 @@ import torch
 from attn_core.kernels.base import Anything, OneOf
 from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.product import ProductKernel, ProductProblem
+from attn_models.decoder.decoder import Decoder
+from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter
+from attn_schema.decoder import DecoderConfig
 from attn_schema.training import OptimizerConfig
 from attn_train.optimizer import adamw
 from attn_train.precision import Bfloat16Products, Float32Products
@@ -111,6 +114,9 @@ class CountedProduct(ProductKernel):
         self.asked += 1
         return 2 * functional.linear(rows, weight, bias)
 
+    def product(self, left, right, to=None):
+        raise NotImplementedError
+
 
 def only(kernel, monkeypatch):
     """This kernel, made the only one for products."""
@@ -169,3 +175,33 @@ def test_large_products_in_bfloat16_are_those_of_the_kernel_that_is_chosen(monke
             assert functional.linear(rows, weight)[0, 0] == 512, "what counts torch's operations sees torch's"
     assert counter.get_total_flops() == 2 * 64 * 64 * 512
     assert kernel.asked == 1
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("mechanism", ["gqa", "qk_norm", "gated", "mla"])
+def test_gradients_by_the_kernels_of_this_machine_are_those_of_torchs(mechanism, adapters, monkeypatch):
+    """Norms, gates, rotary positions and layers with adapters, whole and of one in two."""
+    torch.manual_seed(4)
+    small = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 16}
+    fields = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "vocab_size": 31, "mechanism": mechanism}
+    model = Decoder(DecoderConfig(**small, **fields)).double()
+    if adapters:
+        model.requires_grad_(requires_grad=False)
+        adapter = LoraAdapter.fresh(model, AdapterConfig(r=3, lora_alpha=6.0), modules={}).double()
+        for parameter in adapter.parameters():
+            parameter.data.normal_(std=0.3)
+        AdaptedModel(model).always(adapter)
+        model.add_module("adapter", adapter)
+    weights = [part for part in model.parameters() if part.requires_grad]
+    tokens, targets = torch.randint(0, 31, (2, 3, 12))
+    wanted_loss = model.next_token_loss(tokens, targets)
+    wanted = torch.autograd.grad(wanted_loss, weights, allow_unused=True)
+    monkeypatch.setattr("attn_core.kernels.product.SMALLEST_PRODUCT", 0)
+    model.float()
+    with Float32Products():
+        loss = model.next_token_loss(tokens, targets)
+    assert loss.item() == pytest.approx(wanted_loss.item(), rel=1e-5)
+    for one, other in zip(torch.autograd.grad(loss, weights, allow_unused=True), wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4 * other.abs().max().item())

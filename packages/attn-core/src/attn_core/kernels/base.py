@@ -21,6 +21,10 @@ from attn_core.errors import InvalidValue
 INVARIANT: ContextVar[bool] = ContextVar("batch_invariant", default=False)
 """Set while everything that is computed must be batch-invariant."""
 
+TRAINED_IN: ContextVar[str | None] = ContextVar("trained_in", default=None)
+"""The element type in which products are multiplied in a training step on a CPU, whose gradients are not differentiated
+again; None elsewhere."""
+
 
 def batch_invariant() -> bool:
     """Whether results must be batch-invariant now, see `Problem`: a layer with several forms then computes the one form

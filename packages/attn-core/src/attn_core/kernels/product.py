@@ -53,6 +53,11 @@ class ProductKernel(Kernel[ProductProblem]):
         """`torch.nn.functional.linear`: rows [..., inputs] to [..., outputs] by weight [outputs, inputs] and bias
         [outputs], with gradients to all three."""
 
+    @abstractmethod
+    def product(self, left: Tensor, right: Tensor, to: Tensor | None = None) -> Tensor:
+        """The product of `left` [rows, depth] and `right` [depth, columns], without gradients; added to the contiguous
+        `to` [rows, columns] in place, if it is given."""
+
 
 def product_kernel(
     rows: Tensor, weight: Tensor, bias: Tensor | None, multiplied_in: str = "float32"

@@ -1,6 +1,7 @@
 """Row-wise operations between the matrix products of a block and after the last one: problems and kernels.
 
-Where no kernel accepts, the caller uses its tensor library, which is the definition.
+Where no kernel accepts, or one returns None as it cannot read these tensors, the caller uses its tensor library, which
+is the definition.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from attn_core.errors import InvalidValue
-from attn_core.kernels.base import Kernel, Problem
+from attn_core.kernels.base import TRAINED_IN, Kernel, Problem
 from attn_core.plugins.catalog import installed_operation
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ class NormKernel(RowKernel[NormProblem]):
     problem: ClassVar[type[Problem]] = NormProblem
 
     @abstractmethod
-    def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor | None:
         """Normalised rows [..., width], in the type of `rows`; `gain` [width] may have another type."""
 
     @abstractmethod
-    def norm_sum(self, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def norm_sum(self, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor] | None:
         """`rows` + `added`, and the same normalised, both [..., width] in the type of `rows`.
 
         `added` has this type or a narrower one.
@@ -116,7 +117,7 @@ class RotaryKernel(RowKernel[RotaryProblem]):
     problem: ClassVar[type[Problem]] = RotaryProblem
 
     @abstractmethod
-    def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
+    def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor | None:
         """Rotated rows [..., tokens, heads, size], in the type of `rows`; elements after the first `turned` are kept.
 
         `cosines` and `sines` [tokens or ..., tokens, 1, turned], float32, have equal values for both elements of a
@@ -148,7 +149,7 @@ class GateKernel(RowKernel[GateProblem]):
     problem: ClassVar[type[Problem]] = GateProblem
 
     @abstractmethod
-    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor | None:
         """f(gate) ⊙ up of rows [..., width] of one type."""
 
 
@@ -158,7 +159,7 @@ class CrossEntropyKernel(RowKernel[CrossEntropyProblem]):
     problem: ClassVar[type[Problem]] = CrossEntropyProblem
 
     @abstractmethod
-    def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor:
+    def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor | None:
         """Cross-entropy [rows], float32, in nats, of `ids` [rows], int64, under `logits` [rows, vocabulary].
 
         With `gradients`, the gradients of each row's loss overwrite its logits. Ignored rows have loss and gradients 0;
@@ -190,15 +191,18 @@ Result = TypeVar("Result")
 
 
 def row_result(
-    kind: Callable[..., Row], form: str, compute: Callable[[Row], Result], rows: Tensor, *others: Tensor | None
+    kind: Callable[..., Row], form: str, compute: Callable[[Row], Result | None], rows: Tensor, *others: Tensor | None
 ) -> Result | None:
     """The result of `compute` for the kernel for rows [..., row_size]; None if no kernel is faster than the plain
     computation.
 
     `kind` is a kernel class of this module, `others` are the other tensors that gradients may flow to. If this device
-    cannot run the kernel, the next one is used, which is logged once. Not to be called while torch.compile traces,
-    which fuses such operations by itself.
+    cannot run the kernel, the next one is used, which is logged once. On a CPU kernels are for training alone: their
+    gradients cannot be differentiated again. Not to be called while torch.compile traces, which fuses such operations
+    by itself.
     """
+    if rows.device.type == "cpu" and TRAINED_IN.get() is None:
+        return None
     operation = installed_operation(kind)
     if operation is None or not operation.on(rows.device.type) or rows.stride(-1) != 1:
         return None

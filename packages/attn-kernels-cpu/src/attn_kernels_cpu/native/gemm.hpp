@@ -133,7 +133,8 @@ static void gemm(Matrix a, Matrix b, int rows, int columns, int depth, Product t
           const Product there = {to.at + i * to.stride + n, to.stride, bias, to.add || k > 0};
           const Matrix here = a.from(i, k);
           const int left = last - i;
-          if (left >= MANY) {
+          // Eight are two times four: the low-rank matrices of adapters often have eight rows.
+          if (left >= MANY && left != 8) {
             gemm_rows<MANY>(here, MANY, packed, deep, wide, there, transposed);
             i += MANY;
           } else if (left >= 4) {

@@ -8,6 +8,7 @@
 #include "largest.hpp"
 #include "pack.hpp"
 #include "repack.hpp"
+#include "rowwise.hpp"
 #ifdef TILE_REGISTERS
 #include "block_amx.hpp"
 #endif
@@ -53,6 +54,11 @@ void attn_product(const Matrix* a, const Matrix* b, const float* bias, float* ou
   gemm_shared(*a, *b, rows, columns, depth, {out, columns, bias, false}, threads);
 }
 
+// out [rows, columns] += a [rows, depth] b [depth, columns].
+void attn_add_product(const Matrix* a, const Matrix* b, float* out, int rows, int columns, int depth, int threads) {
+  gemm_shared(*a, *b, rows, columns, depth, {out, columns, nullptr, true}, threads);
+}
+
 // out [batch, rows, columns] = a [batch, rows, depth] b [batch, depth, columns].
 void attn_products(const Matrix* a, const Matrix* b, float* out, int64_t batch, int64_t a_step, int64_t b_step, int rows,
                    int columns, int depth, int threads) {
@@ -69,6 +75,17 @@ void attn_rounded_product(const Matrix* a, const Matrix* b, const float* bias, f
 void attn_activate(int form, const float* x, const float* change, float* out, int64_t count, int threads) {
   activate(form, x, change, out, count, threads);
 }
+
+void attn_norm(const Norm* n) { norm_rows(*n); }
+
+void attn_norm_changes(const NormChange* n) { norm_changes(*n); }
+
+// `form` is an `Activation` of activate.hpp.
+void attn_gate(int form, const Gate* g) { gate_rows(form, *g); }
+
+void attn_turn(const Turn* t) { turn_rows(*t); }
+
+void attn_losses(const Losses* l) { judge_rows(*l); }
 
 // Draws a token for each row of logits; -1 if the largest score is not finite or a score is NaN.
 void attn_draw(const float* logits, int rows, int size, const Draw* draws, int64_t* tokens, int threads) {

@@ -126,8 +126,7 @@ class Block(nn.Module):
             return self._around(hidden, self.attention(entering, **given(shared_kv)))
         if shared is None:
             return self._around(hidden, attended_documents(self.attention, entering, lengths))
-        attended = attended_documents(self.attention, entering.index_select(1, shared.index), lengths)
-        return self._around(hidden, attended.index_select(1, shared.first))
+        return self._around(hidden, self.attention(entering, lengths=lengths, shared=(shared.index, shared.first)))
 
     def project_kv(self, hidden: Tensor) -> Fields:
         """Keys and values for blocks that share them, fields [batch, tokens, ...]; `hidden` [batch, tokens, width]."""

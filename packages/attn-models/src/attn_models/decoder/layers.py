@@ -47,7 +47,7 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
         total = rows + added
         return total, self(total)
 
-    def _fused(self, form: str, compute: Callable[[NormKernel, float], Result], *rows: Tensor) -> Result | None:
+    def _fused(self, form: str, compute: Callable[[NormKernel, float], Result | None], *rows: Tensor) -> Result | None:
         eps = self.eps
         if torch.compiler.is_compiling() or eps is None:
             return None
@@ -127,8 +127,7 @@ class GatedFeedForward(nn.Module):
             gate, up = joint_outputs(hidden, self.joint_layers(), self.joins)
         else:
             gate, up = self.both(hidden).chunk(2, dim=-1)
-        mixed: Tensor = self.down(self.meet(gate, up))
-        return mixed
+        return joint_outputs(self.meet(gate, up), [self.down], self.joins)[0]
 
     def joint_layers(self) -> list[nn.Linear]:
         """The two layers that read the input, which may be computed as one product; empty once they are prepacked."""

@@ -11,8 +11,10 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from attn_core.errors import Incompatible, InternalError
+from attn_core.kernels.base import TRAINED_IN
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from attn_models.attention import layer_attentions
 from attn_models.decoder.decoder import Decoder
@@ -20,6 +22,7 @@ from attn_models.decoder.mixture_of_experts import MixtureOfExperts
 from attn_models.lora.adapter import LoraAdapter
 from attn_models.lora.sites import LoraSite, lora_sites
 from attn_models.lora.tables import EMBEDDING, UNEMBEDDING, table_of
+from attn_models.lora.together import AdaptedLinear, adapted
 
 Rows: TypeAlias = Sequence[tuple[LoraAdapter | None, int]]
 """The adapters of the rows of a step: for each run of consecutive rows its adapter, if any, and its number of rows."""
@@ -53,6 +56,10 @@ class AdaptedModel:
         self._hooks = [
             module.register_forward_hook(partial(self._changed, sites)) for module, sites in by_module.items()
         ]
+        self._site_of = {module: sites[0] for module, sites in by_module.items() if len(sites) == 1}
+        self._joined = [module for module in model.modules() if hasattr(module, "joins")]
+        for module in self._joined:
+            module.joins = self._together
         self._tables = isinstance(model, Decoder)
         if self._tables:
             self._hooks.append(model.embedding.register_forward_hook(self._embedded))
@@ -67,6 +74,8 @@ class AdaptedModel:
             hook.remove()
         if self._tables:
             self.model.adapted_unembedding = None
+        for module in self._joined:
+            module.joins = None
         for site in self._read:
             del site.module.adapted_weight
 
@@ -158,6 +167,25 @@ class AdaptedModel:
         for adapter, places in use.parts:
             out = _added(adapter, sites, rows, out, None if places is None else (places, use.count))
         return out
+
+    def _together(self, rows: Tensor, layers: Sequence[Any]) -> list[Tensor] | None:
+        """See `attn_core.joint.Joins`: layers and their adapter in a training step in float32 on a CPU."""
+        use = self._in_use()
+        if torch.compiler.is_compiling() or use is None or TRAINED_IN.get() != "float32":
+            return None
+        adapter, places = use.parts[0]
+        if places is not None or _get_current_dispatch_mode() is not None:
+            return None
+        parts = [part for layer in layers if (part := self._adapted(layer, adapter)) is not None]
+        return adapted(rows, parts) if len(parts) == len(layers) else None
+
+    def _adapted(self, layer: Any, adapter: LoraAdapter) -> AdaptedLinear | None:
+        """A layer and its low-rank term; None if it is no plain one, or if something else is added, too."""
+        site = self._site_of.get(layer) if type(layer) is nn.Linear else None
+        found = None if site is None else adapter.of(site.name)
+        if found is None or found.magnitude is not None or (found.dropout and found.training):
+            return None
+        return AdaptedLinear(layer.weight, layer.bias, found.a, found.b, found.scaling)
 
     def _table(self, name: str) -> Tensor | None:
         """The table [vocab_size, width] as the adapter in use changes it; None if it does not."""

@@ -19,12 +19,18 @@ from attn_variants.compute.rotary import cos_sin_to
 
 
 def forward_documents(
-    layer: Any, rows: Tensor, lengths: Sequence[int] | Tensor, others: Mapping[str, object | None]
+    layer: Any,
+    rows: Tensor,
+    lengths: Sequence[int] | Tensor,
+    others: Mapping[str, object | None],
+    shared: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Self-attention within each of the documents packed end to end in `rows` [batch, sum of lengths, hidden_size].
 
     Positions restart at 0 in every document. Layers that compute more than their spec run one document at a time.
-    With lengths as an int64 tensor [documents] on the CPU, one compiled graph serves documents of any lengths.
+    With lengths as an int64 tensor [documents] on the CPU, one compiled graph serves documents of any lengths. `shared`
+    says what documents have in common, for `rows` that hold it once: the places [sum of lengths] of their tokens in
+    `rows`, and those of the rows in the documents [rows].
     Raises `InvalidValue` if the lengths do not sum to the number of rows, if the layer is a cross-attention, or if
     one of `others`, the further arguments of `forward` by name, is given.
     """
@@ -36,25 +42,36 @@ def forward_documents(
     if torch.compiler.is_compiling() and isinstance(lengths, Tensor) and not more:
         return attend_documents(layer, rows, *documents_in_graph(rows, lengths))
     varlen = Varlen.of(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
-    if sum(varlen.keys) != rows.shape[-2]:
-        raise InvalidValue.of(
-            "lengths", sum(varlen.keys), f"lengths that sum to the number of tokens, {rows.shape[-2]}"
-        )
+    tokens = rows.shape[-2] if shared is None else len(shared[0])
+    if sum(varlen.keys) != tokens:
+        raise InvalidValue.of("lengths", sum(varlen.keys), f"lengths that sum to the number of tokens, {tokens}")
+    if more and shared is not None:
+        raise InvalidValue.of("shared", "tokens", "None: the layer computes more than its spec")
     if more:
         outs = (layer(rows[..., document, :]) for document, _ in varlen.spans())
         return torch.cat([rows[..., :0, :], *outs], dim=-2)
-    return attend_documents(layer, rows, varlen, document_positions(varlen.keys, rows.device))
+    positions = document_positions(varlen.keys, rows.device)
+    return attend_documents(layer, rows, varlen, positions if shared is None else positions[shared[1]], shared)
 
 
-def attend_documents(layer: Any, rows: Tensor, varlen: Varlen | VarlenStarts, positions: Tensor) -> Tensor:
+def attend_documents(
+    layer: Any,
+    rows: Tensor,
+    varlen: Varlen | VarlenStarts,
+    positions: Tensor,
+    shared: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """`forward_documents` for checked lengths; `positions` [rows] are those of the rows in their documents."""
     cos_sin = None
     if layer.spec.rotary is not None:
         longest = rows.shape[-2] if isinstance(varlen, VarlenStarts) else max(varlen.keys, default=1)
         cos_sin = cos_sin_to(layer.spec.rotary, layer.rotated, longest, rows).at(positions.to(rows.device))
     query, key, value = layer.project(rows, cos_sin)
+    if shared is not None:
+        query, key, value = (part.index_select(-3, shared[0]) for part in (query, key, value))
     inputs = dataclasses.replace(layer.operands(query, layer.cache_fields(rows, key, value)), varlen=varlen)
-    out: Tensor = layer.output(layer.attend(rows, with_dropout(inputs, layer)).flatten(-2))
+    attended = layer.attend(rows, with_dropout(inputs, layer)).flatten(-2)
+    out: Tensor = layer.project_output(attended if shared is None else attended.index_select(-2, shared[1]))
     return out
 
 

@@ -117,19 +117,20 @@ class SpecLayer(Projections):
         key_padding_mask: Tensor | None = None,
         shared_kv: Fields | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        shared: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Compute attention over whole sequences.
 
         `query` [batch, query, hidden_size]; `source` [batch, key, hidden_size] for cross-attention, else None;
         `key_padding_mask` [batch, key], bool, True where a key is real; `shared_kv`, the keys and values of another
-        layer; `lengths`, those of the documents packed end to end in each sequence, which attend only to themselves.
-        Returns [batch, query, hidden_size].
+        layer; `lengths`, those of the documents packed end to end in each sequence, which attend only to themselves;
+        `shared`, what these have in common, see `forward_documents`. Returns [batch, query, hidden_size].
         """
         if lengths is not None:
             others = {"source": source, "key_padding_mask": key_padding_mask, "shared_kv": shared_kv}
-            return forward_documents(self, query, lengths, others)
+            return forward_documents(self, query, lengths, others, shared)
         out = self.attend(query, with_dropout(self._operands(query, source, key_padding_mask, shared_kv), self))
-        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+        return self.project_output(out.flatten(-2))
 
     def weights(
         self,

@@ -279,6 +279,10 @@ class Projections(nn.Module):
         query, key, value = self._projected(rows)
         return self._rotated(query, cos_sin), self._rotated(key, cos_sin), value
 
+    def project_output(self, rows: Tensor) -> Tensor:
+        """The output [..., hidden_size] of the layer for what is attended, rows [..., heads * value_size]."""
+        return joint_outputs(rows, [self.output], self.joins)[0]
+
     def project_query(self, rows: Tensor) -> Tensor:
         """Queries [..., heads, key_size] of rows [..., hidden_size], normalised if the spec has a norm, not rotated."""
         heads = self.spec.heads

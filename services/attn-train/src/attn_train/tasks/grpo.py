@@ -30,7 +30,7 @@ from attn_train.tasks.base import (
     to_device,
     validation_sample,
 )
-from attn_train.tasks.on_policy import Completion, OnPolicyTask, Sampler, require_room, token_logprobs
+from attn_train.tasks.on_policy import Completion, OnPolicyTask, Sampler, logprobs_at, require_room, token_logprobs
 from attn_train.tasks.policy_losses import advantages_of, grpo_loss
 
 
@@ -158,31 +158,33 @@ class GrpoTask(OnPolicyTask):
     def _instead(self, model: Any, inputs: Tensor, targets: Tensor, served: Tensor) -> Tensor:
         """Return the log probabilities [batch, longest] of the targets under the policy at the temperature; measures
         how far those that a server gave are from them at temperature 1."""
-        plain = self._logprobs(model, inputs, targets, 1.0)
+        temperatures = dict.fromkeys((self._config.on_policy.temperature, 1.0))
+        *tempered, plain = self._logprobs(model, inputs, targets, *temperatures)
         tokens = count_targets((targets,))
         self._measure(tokens, sampling_logp_difference=(plain - served).abs().sum() / max(1, tokens))
-        temperature = self._config.on_policy.temperature
-        return plain if temperature == 1 else self._logprobs(model, inputs, targets, temperature)
+        return tempered[0] if tempered else plain
 
     def _reference(self, model: Any, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """Return the log probabilities [batch, longest] of the targets under the reference, in a list."""
         adapted: Any = getattr(model, "adapted", None)
         own = self._data.reference
         with nullcontext() if own is not None else adapted.without():
-            return [self._logprobs(model if own is None else own, inputs, targets, self._config.on_policy.temperature)]
+            return self._logprobs(model if own is None else own, inputs, targets, self._config.on_policy.temperature)
 
-    def _logprobs(self, model: Any, inputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """Return the log probabilities [batch, longest] of the targets under a model, 0 elsewhere."""
+    def _logprobs(self, model: Any, inputs: Tensor, targets: Tensor, *temperatures: float) -> list[Tensor]:
+        """Return the log probabilities [batch, longest] of the targets under a model at each temperature, 0
+        elsewhere."""
         device = next(model.parameters()).device
         ids, goals = to_device((inputs, targets), device)
         numerics = forward_precision(
             self._config.precision, device, batch_invariant=self._config.on_policy.batch_invariant
         )
         with torch.no_grad(), numerics:
-            found = token_logprobs(model, ids, goals, temperature)
-        whole = torch.zeros(targets.shape)
-        whole[targets != PADDED] = found.float().cpu()
-        return whole
+            found = logprobs_at(model, ids, goals, temperatures)
+        every = [torch.zeros(targets.shape) for _ in temperatures]
+        for whole, logprobs in zip(every, found, strict=True):
+            whole[targets != PADDED] = logprobs.float().cpu()
+        return every
 
 
 def _scored(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Scored:

@@ -161,11 +161,16 @@ def logits_at(model: Any, inputs: Tensor, kept: Tensor) -> Tensor:
 
 def token_logprobs(model: Any, inputs: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the log probabilities [tokens] of the targets of rows, end to end, at a temperature, in nats."""
-    if temperature == 1 and hasattr(model, "losses_at"):
-        return -cast("Tensor", model.losses_at(inputs, targets, PADDED))
+    return logprobs_at(model, inputs, targets, [temperature])[0]
+
+
+def logprobs_at(model: Any, inputs: Tensor, targets: Tensor, temperatures: Sequence[float]) -> list[Tensor]:
+    """Return the result of `token_logprobs` at each of the temperatures, from one forward pass."""
+    if list(temperatures) == [1] and hasattr(model, "losses_at"):
+        return [-cast("Tensor", model.losses_at(inputs, targets, PADDED))]
     kept = targets != PADDED
-    logits = logits_at(model, inputs, kept)
-    return -functional.cross_entropy(logits / temperature, targets[kept], reduction="none")
+    logits, ids = logits_at(model, inputs, kept), targets[kept]
+    return [-functional.cross_entropy(logits / each, ids, reduction="none") for each in temperatures]
 
 
 class OnPolicyTask(ExampleTask):
