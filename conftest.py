@@ -7,6 +7,7 @@ compare results bitwise; `--record-durations` and `--longest-first` belong to `t
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import logging
 import signal
@@ -14,10 +15,12 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
+import cases
 import durations
 import pytest
 from hypothesis import settings
@@ -57,6 +60,17 @@ def _process_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
     marked = any(request.node.get_closest_marker(name) for name in ("ray", "cluster"))
     if not marked and ray is not None and hasattr(ray, "is_initialized") and ray.is_initialized():
         pytest.fail("the test uses Ray: mark it ray, and cluster, too, if another one of the usual run does the same")
+
+
+@pytest.fixture(scope="session")
+def some(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    """Gives every nth of many alike cases, from the one at `shift` on; all of them with `--every-case`."""
+
+    def chosen(values: Iterable[Any], n: int, shift: int = 0) -> list[Any]:
+        found = list(values)
+        return found if request.config.getoption("--every-case") else found[shift % n :: n]
+
+    return chosen
 
 
 def process_state() -> dict[str, object]:
@@ -116,7 +130,7 @@ def pytest_sessionfinish() -> None:
 
 
 class Sweeps:
-    """Plugin that marks the cases of a `sweep` nightly but for those, evenly spread, that it has by day."""
+    """Plugin that marks the cases of a `sweep` nightly but for one of each kind, which it has by day."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -125,11 +139,11 @@ class Sweeps:
         for item in items:
             if item.get_closest_marker("sweep"):
                 sweeps[item.nodeid.partition("[")[0]].append(item)
-        for cases in sweeps.values():
-            (most,) = cases[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
-            by_day = {round(number * (len(cases) - 1) / max(1, most - 1)) for number in range(most)}
-            for number, case in enumerate(cases):
-                if number not in by_day:
+        for test, sweep in sweeps.items():
+            (of,) = sweep[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
+            chosen = cases.by_day(sweep, test, of)
+            for case in sweep:
+                if case not in chosen:
                     case.add_marker("nightly")
 
 
@@ -179,7 +193,7 @@ class QuickRun:
 
 def compares_bits(item: pytest.Item) -> bool:
     """Whether the test function itself uses the name `equal` or `array_equal` (of torch or numpy)."""
-    code = getattr(getattr(item, "function", None), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(item, "function", lambda: None)), "__code__", None)
     return code is not None and bool({"equal", "array_equal"} & set(names(code)))
 
 

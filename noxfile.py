@@ -190,9 +190,8 @@ def lint(session: nox.Session) -> None:
 def protos(session: nox.Session) -> None:
     """Check that the committed stubs match the .proto files. `nox -s protos -- --write` generates them."""
     generate = nox.project.dependency_groups(nox.project.load_toml(ROOT / "proto" / "pyproject.toml"), "generate")
-    session.install(
-        "-qq", *generate
-    )  # pinned there: the generator's version determines which protobuf versions can import the stubs
+    # Pinned there: the generator's version determines which protobuf versions can import the stubs.
+    session.install("-qq", *generate)
     session.run("python", "proto/generate.py", *([] if "--write" in session.posargs else ["--check"]))
 
 
@@ -351,19 +350,12 @@ def wheel_of(name: str, folder: Path = WHEELS) -> str:
 
 
 def supported(names: list[str]) -> list[nox.param]:
-    """Parameters (python, package): all Pythons for packages that are used and tested without torch, else the first.
-
-    The former have the tag `light` (those with Ray only on the newest Python): `nox -t light` takes minutes.
-    """
-    found = []
-    for name in names:
-        installed = workspace.tested_with(name, PACKAGES)
-        heavy, ray = (workspace.needs(what, installed, PACKAGES) for what in ("torch", "ray"))
-        for python in PYTHONS[:1] if heavy else PYTHONS:
-            label = name if python == PYTHON else f"{name}-{python}"
-            light = not heavy and (not ray or python == PYTHONS[-1])
-            found.append(nox.param(python, name, id=label, tags=["light"] if light else []))
-    return found
+    """Parameters (python, package) of `workspace.alone_on`; `nox -t light` runs those without torch in minutes."""
+    return [
+        nox.param(python, name, id=name if python == PYTHON else f"{name}-{python}", tags=["light"] if light else [])
+        for name in names
+        for python, light in workspace.alone_on(name, PACKAGES).items()
+    ]
 
 
 def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str]) -> None:
@@ -383,16 +375,17 @@ def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str
         session.error(f"{', '.join(sorted(names))}: declared {sorted(declared)}, installed {sorted(present)}")
 
 
-def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[str, str]) -> None:
+def run_tests_of(session: nox.Session, names: list[str], wheels: dict[str, str]) -> None:
     """Import every module with the declared dependencies only, then install what the tests need and run them."""
-    session.run("python", "tools/import_all.py", *package.imports, env=ENVIRONMENT)
-    if (local := workspace.tested_with(package.name, PACKAGES)) != {package.name}:
+    packages = [PACKAGES[name] for name in names]
+    modules = [module for package in packages for module in package.imports]
+    session.run("python", "tools/import_all.py", *modules, env=ENVIRONMENT)
+    if (local := set[str]().union(*(workspace.tested_with(name, PACKAGES) for name in names))) != set(names):
         install_exactly(session, local, wheels)
-    others = [str(need) for need in package.test_needs if need.name not in PACKAGES]
-    install(session, *group("test"), *others)
-    every = ["--every-case"] if package.is_plugin else []
-    tests = str(package.tests.relative_to(ROOT))
-    session.run("python", "-m", "pytest", tests, *every, *session.posargs, env=ENVIRONMENT)
+    needs = [need for package in packages for need in package.test_needs]
+    install(session, *group("test"), *sorted({str(need) for need in needs if need.name not in PACKAGES}))
+    options = ["--every-case"] * packages[0].is_plugin + [str(package.tests) for package in packages]
+    session.run("python", "-m", "pytest", *options, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(requires=["wheels"], default=False)
@@ -400,7 +393,15 @@ def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[
 def alone(session: nox.Session, package: str) -> None:
     """Test one package's wheel with only its declared dependencies installed."""
     install_exactly(session, {package}, {})
-    run_tests_of(session, PACKAGES[package], {})
+    run_tests_of(session, [package], {})
+
+
+@nox.session(python=PYTHONS[1:], requires=["wheels"], default=False, tags=["light"])
+def pythons(session: nox.Session) -> None:
+    """Test the wheels of all packages without torch and Ray together, on the Pythons where `alone` tests none alone."""
+    names = [name for name in PACKAGES if not workspace.tested_needing("torch", "ray", name=name, tree=PACKAGES)]
+    install_exactly(session, set(names), {})
+    run_tests_of(session, names, {})
 
 
 @nox.session(requires=["wheels"], default=False)
@@ -410,7 +411,7 @@ def plugin(session: nox.Session, plugin: str, core: str) -> None:
     """Test one plugin with the oldest attn-core that it supports (min), and with this tree's (latest)."""
     wheels = {"attn-core": oldest_core(session, PACKAGES[plugin])} if core == "min" else {}
     install_exactly(session, {plugin}, wheels)
-    run_tests_of(session, PACKAGES[plugin], wheels)
+    run_tests_of(session, [plugin], wheels)
 
 
 def oldest_core(session: nox.Session, plugin: workspace.Package) -> str:
@@ -452,9 +453,8 @@ def release(session: nox.Session) -> None:
     python = str(fresh / "bin" / "python")
     pip = [python, "-m", "pip", "install", "-qq", "-c", str(CONSTRAINTS)]
     session.run(*pip, *group("torch"), external=True)
-    session.run(
-        *pip, "--find-links", str(WHEELS), *(f"{name}=={one.version}" for name, one in PACKAGES.items()), external=True
-    )
+    versions = [f"{name}=={one.version}" for name, one in PACKAGES.items()]
+    session.run(*pip, "--find-links", str(WHEELS), *versions, external=True)
     session.run(python, "-m", "pip", "check", external=True)
     session.run(str(fresh / "bin" / "attn"), "doctor", external=True)
     session.run("cyclonedx-py", "environment", python, "-o", str(WHEELS / "attn.cdx.json"))

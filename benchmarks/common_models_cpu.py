@@ -6,7 +6,7 @@ of the rounds, in tokens per second. A round in which other processes had more t
 on a machine that is never quiet, `--processor-time` measures the processor time of one thread.
 
 Beside each rate is what it amounts to: for decoding, the bytes that are read (the weights once for every step, keys and
-values in float32) as a share of those that a copy of a large tensor moves in the same time; for prompts, the
+values as they are kept) as a share of those that a copy of a large tensor moves in the same time; for prompts, the
 multiplications and additions of linear layers as a share of those that the chip makes of int16 in registers (a loop of
 the kernels' own instruction, compiled for it). `load` is the seconds from the call
 that opens a file to a first token, for the first opening and the second; `memory` is that of the process in MB, without
@@ -94,14 +94,19 @@ def ids(count: int, first: int, vocabulary: int) -> list[int]:
     return [300 + first, *(7 + 13 * i % (vocabulary - 500) for i in range(1, count))]
 
 
+FORMS = {"auto": ("auto", "shared", 4.0), "int8": ("int8", "shared", 4.0), "auto, int8 rows": ("auto", "int8", 1.0)}
+"""The quantization of weights, the KV cache, and the bytes of a number in it, by the name of a form."""
+
+
 class Ours:
     """attn's engine, in this process."""
 
-    def __init__(self, model: Path, quantization: str, threads: int) -> None:
+    def __init__(self, model: Path, form: str, threads: int) -> None:
         import torch
         from attn_models.loading import load_model
 
         torch.set_num_threads(threads)
+        quantization, self._kv_cache, _ = FORMS[form]
         self._load = lambda: load_model(model, quantization=quantization, verify="sizes")
         self._loaded: Any = None
 
@@ -113,7 +118,7 @@ class Ours:
             self._loaded = self._load()
         from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
-        limits = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=batch)
+        limits = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=batch, kv_cache=self._kv_cache)
         engine = build_engine(self._loaded.model, None, limits, kv_cache_tokens=batch * (depth + count + 64))
         task = SamplingParams(max_new_tokens=count, ignore_eos=True)
         for i in range(batch):
@@ -289,13 +294,14 @@ def ceilings(threads: int, work: Path) -> dict[str, float]:
 
 
 def shares(
-    shape: Shape, size: int, measurement: dict[str, Any], rate: float, most: dict[str, float]
+    shape: Shape, size: int, measurement: dict[str, Any], row: dict[str, Any], most: dict[str, float]
 ) -> dict[str, float]:
-    """The share of the machine's bandwidth or products that a rate amounts to, for a file of `size` bytes."""
+    """The share of the machine's bandwidth or products that a row's rate amounts to, for a file of `size` bytes."""
+    rate, (_, _, number) = row["rate"], FORMS.get(row["system"].removeprefix("attn, "), FORMS["auto"])
     if measurement["op"] == "prompt":
         linear = shape.multiplied - shape.vocabulary * shape.width
         return {"share_of_int16": round(2 * linear * rate / 1e9 / most["int16_gop_s"], 3)}
-    kept = bytes_of_keys(shape, measurement | {"count": 0})
+    kept = bytes_of_keys(shape, measurement | {"count": 0}) / 4 * number
     read = size * shape.multiplied / sum(o * i for _, o, i in shape.matrices()) + kept
     return {"share_of_copy": round(read * rate / measurement["batch"] / 1e9 / most["copy_gb_s"], 3)}
 
@@ -304,7 +310,7 @@ def commands(args: argparse.Namespace, file: Path, work: Path, vocabulary: int) 
     """The systems that measure this file, with the commands that start them."""
     own = [sys.executable, __file__, str(file.parent), "--threads", str(args.threads)]
     own += ["--processor-time", "--child"] if args.processor_time else ["--child"]
-    for form in ("auto", "int8")[: args.forms]:
+    for form in args.forms:
         yield f"attn, {form}", [*own, "attn", form, str(file)]
     if args.llamacpp:
         given = {"model": str(file), "threads": args.threads, "vocabulary": vocabulary}
@@ -355,7 +361,7 @@ def rows_of_file(
                 yield facts | {"system": system, "what": "load", "seconds": loads, "memory": child.memory()}
         for row in in_turn(args, fits, children):
             measured = MEASUREMENTS[row["what"]]
-            share = shares(shape, size, measured, row["rate"], most) if row["rate"] else {}
+            share = shares(shape, size, measured, row, most) if row["rate"] else {}
             yield facts | row | share | {"load": round(os.getloadavg()[0], 1)}
     finally:
         for child in children.values():
@@ -419,7 +425,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokenizer", type=Path, help="a model folder with the tokenizer that files get")
     p.add_argument("--llamacpp", type=Path, help="the folder in which npm installed node-llama-cpp")
     p.add_argument("--transformers", action="store_true", help="measure transformers in bfloat16, too")
-    p.add_argument("--forms", type=int, choices=(1, 2), default=2, help="1: only one form of attn's weights")
+    p.add_argument("--forms", nargs="+", choices=FORMS, default=["auto", "int8"], help="weights and rows of attn's")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--processor-time", action="store_true", help="seconds of one thread's work, on a busy machine")

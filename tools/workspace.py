@@ -94,6 +94,21 @@ def needs(distribution: str, names: set[str], tree: dict[str, Package]) -> bool:
     return any(need.name == distribution for name in closure(names, tree) for need in tree[name].needs)
 
 
+def tested_needing(*distributions: str, name: str, tree: dict[str, Package]) -> bool:
+    """Whether a package, or one of the tree that its tests need, requires one of these distributions."""
+    return any(needs(one, tested_with(name, tree), tree) for one in distributions)
+
+
+def alone_on(name: str, tree: dict[str, Package]) -> dict[str, bool]:
+    """The Pythons on which a package is tested by itself, and whether that takes no torch and is done at every change.
+
+    That is the first; and all, for those tested with Ray, of which the newest alone is done at every change.
+    """
+    heavy, ray = (tested_needing(what, name=name, tree=tree) for what in ("torch", "ray"))
+    pythons = PYTHONS if ray and not heavy else PYTHONS[:1]
+    return {python: not heavy and (not ray or python == PYTHONS[-1]) for python in pythons}
+
+
 def _manifests(place: Path) -> list[Path]:
     """The manifests at a place, which is a package itself (proto/) or a folder of packages (packages/)."""
     return sorted([*place.glob("pyproject.toml"), *place.glob("*/pyproject.toml")])

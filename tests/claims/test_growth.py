@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from attn_core import Capability, Mechanism, MechanismConfig, Shape, configure, installed
+from cases import each
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -124,7 +125,7 @@ def test_every_mechanism_has_an_exponent_of_its_paper() -> None:
     assert set(EXPONENTS) == set(installed().mechanisms.names())
 
 
-@pytest.mark.parametrize("name", EXPONENTS)
+@each("name", EXPONENTS)
 def test_cl_54_the_price_grows_as_the_power_of_the_length_that_the_paper_says(name: str) -> None:
     exponent, options = EXPONENTS[name]
     found = slope([price(name, length, options(length)) for length in LENGTHS])
@@ -178,6 +179,7 @@ def memory_exponent(name: str, options: Options, *, training: bool) -> float:
     return math.log(last / first, 4)
 
 
+@pytest.mark.sweep(lambda name, training: name)
 @pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
 @pytest.mark.parametrize("name", [name for name, (exponent, _) in EXPONENTS.items() if exponent < 2])
 def test_cl_53_memory_grows_no_faster_than_the_price(name: str, *, training: bool) -> None:

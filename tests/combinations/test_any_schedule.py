@@ -8,6 +8,7 @@ import pytest
 from attn_cache.encoder_states import EncoderStates
 from attn_core.errors import Unavailable
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
+from cases import kind_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_every_mechanism_is_trained_and_served import MECHANISMS, PAPERS
@@ -89,6 +90,7 @@ def assert_nothing_is_left(engine):
     assert not engine._scheduler.waiting
 
 
+@pytest.mark.sweep(lambda kind: kind_of(kind))
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=4, deadline=None)
 @given(arrivals=ARRIVALS, max_num_batched_tokens=st.integers(3, 40), cache_name=st.sampled_from(["shared", "paged"]))

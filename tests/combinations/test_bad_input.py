@@ -10,6 +10,7 @@ import torch
 from attn_core import Capability, Rotary, Shape, configure, installed
 from attn_core.errors import InvalidValue
 from attn_core.options import option_fields
+from cases import each
 from torch import Tensor
 
 WIDTH = 16
@@ -54,20 +55,20 @@ def refused(name: str, field: str, call: Any) -> str:
     return str(found.value)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_rows_of_another_rank_or_width_are_refused(name: str) -> None:
     for shape in ((7, WIDTH), (1, 2, 7, WIDTH), (1, 7, WIDTH - 1)):
         assert str(shape) in refused(name, "query", partial(usual(name), *given(name, *shape)))
 
 
-@pytest.mark.parametrize("name", can(Capability.CROSS))
+@each("name", can(Capability.CROSS))
 def test_a_source_of_another_rank_width_or_number_is_refused(name: str) -> None:
     built, rows = layer(name, cross=True), torch.randn(2, 7, WIDTH)
     for shape in ((5, WIDTH), (2, 5, WIDTH + 1), (3, 5, WIDTH)):
         assert str(shape) in refused(name, "source", partial(built, rows, torch.randn(*shape)))
 
 
-@pytest.mark.parametrize("name", can(Capability.PADDING))
+@each("name", can(Capability.PADDING))
 def test_padding_that_does_not_fit_the_keys_is_refused(name: str) -> None:
     built, rows = usual(name), given(name, 2, 5, WIDTH)
     assert "(2, 4)" in refused(
@@ -76,25 +77,25 @@ def test_padding_that_does_not_fit_the_keys_is_refused(name: str) -> None:
     assert "float32" in refused(name, "key_padding_mask", lambda: built(*rows, key_padding_mask=torch.ones(2, 5)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_heads_that_do_not_divide_the_width_are_refused(name: str) -> None:
     assert "num_heads: 3 is not allowed" in refused(name, "num_heads", lambda: layer(name, num_heads=3))
 
 
-@pytest.mark.parametrize("name", can(Capability.GROUPED))
+@each("name", can(Capability.GROUPED))
 def test_key_value_heads_that_do_not_divide_the_heads_are_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*(key_value|num_kv_heads)"):
         layer(name, num_kv_heads=3)
 
 
-@pytest.mark.parametrize("name", sorted(set(can(Capability.ROTARY)) - {"mla", "sparse_mla"}))
+@each("name", sorted(set(can(Capability.ROTARY)) - {"mla", "sparse_mla"}))
 def test_rotary_positions_of_an_odd_head_are_refused(name: str) -> None:
     """Latent attention turns a part of its own, whose size is an option."""
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*rotary.*head_size 3"):
         layer(name, head_dim=3, rotary=Rotary())
 
 
-@pytest.mark.parametrize("name", can(Capability.BIDIRECTIONAL, but=Capability.CAUSAL))
+@each("name", can(Capability.BIDIRECTIONAL, but=Capability.CAUSAL))
 def test_a_mechanism_without_a_causal_form_refuses_the_request(name: str) -> None:
     mechanism = installed().mechanisms.get(name)
     said = refused(name, "causal", lambda: configure(mechanism, hidden_size=WIDTH, causal=True))
@@ -102,14 +103,14 @@ def test_a_mechanism_without_a_causal_form_refuses_the_request(name: str) -> Non
     assert configure(mechanism, hidden_size=WIDTH).causal is False
 
 
-@pytest.mark.parametrize("name", can(Capability.CAUSAL, but=Capability.BIDIRECTIONAL))
+@each("name", can(Capability.CAUSAL, but=Capability.BIDIRECTIONAL))
 def test_a_mechanism_that_only_looks_back_refuses_to_look_ahead(name: str) -> None:
     mechanism = installed().mechanisms.get(name)
     said = refused(name, "causal", lambda: configure(mechanism, hidden_size=WIDTH, causal=False))
     assert said.startswith("causal: False is not allowed; allowed: True")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_few_rows_or_none_give_as_many(name: str) -> None:
     """So is every sequence that is shorter than a block."""
     for shape in ((2, 0, WIDTH), (0, 4, WIDTH), (2, 1, WIDTH)):
@@ -118,14 +119,14 @@ def test_few_rows_or_none_give_as_many(name: str) -> None:
         assert out.isfinite().all()
 
 
-@pytest.mark.parametrize("name", can(Capability.CROSS))
+@each("name", can(Capability.CROSS))
 def test_an_empty_source_gives_no_nan(name: str) -> None:
     out = layer(name, cross=True)(torch.randn(2, 3, WIDTH), torch.randn(2, 0, WIDTH))
     assert out.shape == (2, 3, WIDTH)
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize("name", can(Capability.PADDING))
+@each("name", can(Capability.PADDING))
 def test_keys_that_are_all_masked_give_no_nan_and_no_gradient_of_one(name: str) -> None:
     rows = given(name, 2, 5, WIDTH)
     for one in rows:
@@ -136,7 +137,7 @@ def test_keys_that_are_all_masked_give_no_nan_and_no_gradient_of_one(name: str) 
     assert all(one is None or bool(one.isfinite().all()) for one in found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_number_that_is_none_stays_in_its_sequence_and_large_ones_make_none(name: str) -> None:
     built = usual(name)
     rows = given(name, 2, 5, WIDTH)
@@ -225,7 +226,7 @@ def taken(name: str, option: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_an_option_of_another_type_is_refused_by_its_name_and_nothing_else_is_raised(name: str) -> None:
     config = installed().mechanisms.get(name).Config
     for option in option_fields(installed().mechanisms.get(name)):
@@ -236,7 +237,7 @@ def test_an_option_of_another_type_is_refused_by_its_name_and_nothing_else_is_ra
             assert set(map(str, found)) <= {"None", "-1"}, f"{option} takes {found}"
 
 
-@pytest.mark.parametrize(("name", "option", "value"), BAD_OPTIONS)
+@each("name,option,value", BAD_OPTIONS)
 def test_an_option_out_of_its_range_is_refused(name: str, option: str, value: Any) -> None:
     """Sizes and shares outside their range, alpha of one and below, and the like."""
     mechanism = installed().mechanisms.get(name)
@@ -244,13 +245,13 @@ def test_an_option_out_of_its_range_is_refused(name: str, option: str, value: An
         mechanism.build(configure(mechanism, {option: value}, hidden_size=WIDTH))
 
 
-@pytest.mark.parametrize("name", ["dependency", "dependency_depth"])
+@each("name", ["dependency", "dependency_depth"])
 def test_a_cycle_in_a_tree_of_words_is_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*the cycle 0 -> 1 -> 0.*a tree"):
         configure(installed().mechanisms.get(name), {"parse": (1, 0)}, hidden_size=WIDTH)
 
 
-@pytest.mark.parametrize(("name", "length"), [("linformer", 17), ("location", 17)])
+@each("name,length", [("linformer", 17), ("location", 17)])
 def test_positions_beyond_a_learned_table_are_refused(name: str, length: int) -> None:
     with pytest.raises(InvalidValue, match="at most 16"):
         usual(name)(torch.randn(1, length, WIDTH))

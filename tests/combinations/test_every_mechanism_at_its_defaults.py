@@ -7,6 +7,7 @@ from attn_testing.laws import EveryOptionActs, StatesAreRead
 from attn_testing.subject import SETTINGS, Subject
 
 
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("name", installed().mechanisms.names())
 def test_a_right_mechanism_keeps_the_laws_of_length_at_its_defaults(name):
     subject = Subject(name, settings=SETTINGS[:1])

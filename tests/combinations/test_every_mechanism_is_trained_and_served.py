@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -17,6 +18,7 @@ from attn_schema.decoder import DecoderConfig
 from attn_train.optimizer import decayed
 from attn_train.precision import forward_precision
 from attn_train.tasks.packed import require_document_mask
+from cases import kind_of
 from torch.nn import functional
 
 VOCABULARY, CONTEXT = 32, 96
@@ -30,7 +32,14 @@ PAPERS = {
     "retnet_lm": {"scale_base": 512},
 }
 """Decoders of papers, whose layers differ."""
-EVERY_MECHANISM = pytest.mark.parametrize("name", [*MECHANISMS, *PAPERS])
+
+
+def every_mechanism(test: Callable[..., None]) -> Callable[..., None]:
+    """Of every mechanism and paper; by day of one of each kind, another one for each test."""
+    return pytest.mark.sweep(lambda name, **_: kind_of(name))(parametrized(test))
+
+
+parametrized = pytest.mark.parametrize("name", [*MECHANISMS, *PAPERS])
 
 
 def decoder(name: str) -> Decoder:
@@ -85,7 +94,7 @@ def tokens(engine: Engine, asked: list[Request], every: int = 0) -> dict[str, li
     return made
 
 
-@EVERY_MECHANISM
+@every_mechanism
 def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_of_the_request_alone(name: str) -> None:
     model, asked = served(name), requests()
     alone = {request.id: tokens(build_engine(model), [request])[request.id] for request in asked}
@@ -95,7 +104,7 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
     assert (crowd.stats().running, crowd.stats().waiting, crowd.stats().kv_tokens_used) == (0, 0, 0)
 
 
-@EVERY_MECHANISM
+@every_mechanism
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name: str, precision: str) -> None:
     """With prompts in chunks, shared prefixes and batches of all sizes: the importance ratio of reinforcement learning
@@ -121,7 +130,7 @@ def test_the_log_probability_of_what_the_engine_sampled_is_that_of_training(name
         assert torch.cat(apart).mean() < 1e-3
 
 
-@EVERY_MECHANISM
+@every_mechanism
 def test_a_batch_invariant_engine_and_training_compute_the_same_bits(name: str) -> None:
     """Alone and in a crowd with chunked prompts and shared prefixes, one by one and as a whole sequence."""
     model = decoder(name).eval()
@@ -160,7 +169,7 @@ def packs(name: str) -> bool:
     return True
 
 
-@EVERY_MECHANISM
+@every_mechanism
 def test_documents_packed_into_a_row_are_each_computed_alone_or_packing_is_refused(name: str) -> None:
     """No key, state, convolution or position of one document reaches the next."""
     model = served(name)
@@ -183,7 +192,7 @@ def test_most_mechanisms_pack_documents() -> None:
     assert len(refused) < len(MECHANISMS) / 4
 
 
-@EVERY_MECHANISM
+@every_mechanism
 def test_weight_decay_reaches_matrices_only(name: str) -> None:
     """No norm, bias, decay rate (A_log), skip (D), sink or share of two tokens, however it is named and stored."""
     model = decoder(name)
@@ -195,7 +204,7 @@ def test_weight_decay_reaches_matrices_only(name: str) -> None:
     assert chosen >= {module.weight for module in linear}
 
 
-@EVERY_MECHANISM
+@every_mechanism
 def test_the_loss_of_a_padded_batch_is_that_of_its_rows_alone(name: str) -> None:
     """An evaluation depends on no neighbour in a batch, and on no padding."""
     model, lengths = served(name), [20, 11, 5]
@@ -212,6 +221,7 @@ def why_no_trees(name: str) -> str | None:
     return build_engine(served(name)).tree_unsupported_reason
 
 
+@pytest.mark.sweep(lambda name: kind_of(name))
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_guesses_in_trees_give_the_tokens_without_a_guess(name: str) -> None:
     """Of whatever attends to rows alone; a mechanism that remembers sums is guessed for in chains."""
@@ -264,7 +274,7 @@ def test_with_states_in_few_bits_a_prompt_in_one_step_meets_its_rows_as_one_in_c
     assert max(abs(a - b) for a, b in zip(whole, exact, strict=True)) > 1e-6, "the codes were not read"
 
 
-@EVERY_MECHANISM
+@every_mechanism
 def test_the_loss_of_a_text_that_repeats_itself_falls(name: str) -> None:
     model = decoder(name).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

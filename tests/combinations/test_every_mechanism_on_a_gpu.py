@@ -14,6 +14,7 @@ from attn_core import Capability, installed
 from attn_engine import EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
+from cases import kind_of
 from pretend_cuda import PretendCuda, left_behind, to_pretended
 
 VOCABULARY = 32
@@ -85,6 +86,7 @@ def expected(name: str) -> tuple[list[float], list[int]]:
     return answers(decoder(name))
 
 
+@pytest.mark.sweep(lambda name: kind_of(name))
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_mechanism_on_a_gpu_answers_as_on_the_cpu(name: str, gpu: StrictCuda) -> None:
     scores, written = expected(name)

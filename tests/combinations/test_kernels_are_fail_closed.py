@@ -2,8 +2,8 @@
 
 import dataclasses
 
-import pytest
 from attn_core import installed
+from cases import each
 
 EVERY = {kernel.name: kernel for kernel in (*installed().kernels, *installed().linears, *installed().blocks)}
 KERNELS = sorted(EVERY)
@@ -20,7 +20,7 @@ def other_than(default):
     return [default + 1, default + 10**9]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@each("name", KERNELS)
 def test_fields_that_are_not_mentioned_must_hold_their_defaults(name):
     kernel = EVERY[name]
     plain = kernel.problem()
@@ -31,7 +31,7 @@ def test_fields_that_are_not_mentioned_must_hold_their_defaults(name):
             assert any(reason.startswith(f"{field}:") for reason in reasons), (field, value)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@each("name", KERNELS)
 def test_problems_of_other_operations_are_refused(name):
     kernel = EVERY[name]
     others = {other.problem for other in EVERY.values()} - {kernel.problem}
@@ -40,7 +40,7 @@ def test_problems_of_other_operations_are_refused(name):
         assert [reason.partition(":")[0] for reason in kernel.refusals(other())] == ["operation"]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@each("name", KERNELS)
 def test_prices_alone_refuse_nothing_that_is_not_mentioned(name):
     kernel = EVERY[name]
     plain = kernel.problem()

@@ -21,6 +21,7 @@ from attn_engine.graphs import DECODE, PROMPTS, Rerun, StepGraphs, StepLimits
 from attn_kernels_cpu.blocks import CpuPaged
 from attn_models.decoder.decoder import Decoder
 from attn_schema.decoder import DecoderConfig
+from cases import kind_of
 from pretend_cuda import pretended_gpu, to_pretended
 from torch import Tensor
 from typer.testing import CliRunner
@@ -211,6 +212,7 @@ def test_mechanisms_over_rows_and_calls_beyond_a_step_say_nothing_of_it() -> Non
 CAUSAL = [name for name in installed().mechanisms.names() if installed().mechanisms.get(name).can(Capability.CAUSAL)]
 
 
+@pytest.mark.sweep(lambda name: kind_of(name))
 @pytest.mark.parametrize("name", CAUSAL)
 def test_steps_with_prompts_are_recorded_on_a_gpu_just_where_that_is_explained(name: str) -> None:
     """The GPU is pretended."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import pytest
 from attn.v1 import catalog_pb2, inference_pb2, model_pb2, training_pb2
 from attn_gateway import Cluster, ClusterSettings, GatewaySettings, handlers_of, serving
 from attn_gateway.catalog import CatalogService
@@ -115,8 +114,7 @@ async def answer(channel: grpc.aio.Channel, method: Any, request: Any, token: st
         return f"{error.code()} {error.details()} {told}"
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-async def test_no_answer_depends_on_what_another_tenant_has(method: Any, tmp_path: Path) -> None:
+async def test_no_answer_depends_on_what_another_tenant_has(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"op\none tenant={OWNER} max_running=5\ntwo tenant=bob\n")
     tokens.chmod(0o600)
@@ -144,9 +142,12 @@ async def test_no_answer_depends_on_what_another_tenant_has(method: Any, tmp_pat
         assert HERS in await tell("ModelService", "LoadModel", load, "one")
         submit = training_pb2.SubmitTrainingJobRequest(job_id=HERS, config=job)
         assert HERS in await tell("TrainingService", "SubmitTrainingJob", submit, "one")
-        for hers, nobodys in requests(method):
-            told = [await answer(channel, method, request, "two") for request in (hers, nobodys)]
-            assert OWNER not in told[0], hers
-            assert told[0].replace(HERS, NOBODYS) == told[1] or getattr(hers, TAKEN, ""), hers
+        apart = []
+        for method in METHODS:
+            for hers, nobodys in requests(method):
+                told = [await answer(channel, method, request, "two") for request in (hers, nobodys)]
+                same = told[0].replace(HERS, NOBODYS) == told[1] or getattr(hers, TAKEN, "")
+                apart += [] if same and OWNER not in told[0] else [(method.name, hers, told)]
+        assert not apart
         cancel = training_pb2.CancelTrainingJobRequest(id=HERS)
         assert HERS in await tell("TrainingService", "CancelTrainingJob", cancel, "one")

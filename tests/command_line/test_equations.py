@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from attn_cli.equations import as_text
 from attn_core import installed
+from cases import each
 
 LAYOUT = {"left", "right", "quad", "text", "mathrm", "textstyle", "begin", "end", ",", ";", " ", "{", "}", "\\"}
 """Macros that place what they stand beside, and say nothing themselves."""
 
 
-@pytest.mark.parametrize("name", installed().mechanisms.names())
+@each("name", installed().mechanisms.names())
 def test_an_equation_in_text_has_a_sign_for_every_macro(name: str) -> None:
     equation = installed().mechanisms.get(name).equation
     shown = as_text(equation)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import mechanism_pages
-import pytest
 import workspace
 from attn_core import installed
 from attn_core.options import option_fields
+from cases import each
 
 LOCAL = [name for name in installed().mechanisms.names() if installed().mechanisms.owner(name) in workspace.packages()]
 
@@ -28,7 +28,7 @@ def test_every_mechanism_of_this_tree_has_a_page_with_its_equation() -> None:
         assert mechanisms.get(name).equation in (mechanism_pages.FOLDER / f"{name}.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@each("name", LOCAL)
 def test_a_page_explains_the_idea_in_three_paragraphs_and_says_when_to_use_it(name: str) -> None:
     idea = installed().mechanisms.get(name).idea
     assert len(idea) == 4
@@ -36,14 +36,14 @@ def test_a_page_explains_the_idea_in_three_paragraphs_and_says_when_to_use_it(na
     assert all(len(part.split()) >= 8 for part in idea)
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@each("name", LOCAL)
 def test_the_program_on_a_page_runs(name: str) -> None:
     code = re.search(r"```python\n(.*?)```", mechanism_pages.example_code(installed().mechanisms.get(name)), re.DOTALL)
     assert code
     exec(compile(code[1].replace("print(", "str("), name, "exec"), {})  # noqa: S102 -- a program of our own page
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@each("name", LOCAL)
 def test_a_page_says_what_every_option_means_and_allows(name: str) -> None:
     mechanism = installed().mechanisms.get(name)
     meaning = mechanism_pages.meanings(mechanism) if option_fields(mechanism) else ""

@@ -131,6 +131,7 @@ def waits(gpu: PretendCuda, engine) -> Counter[str]:
     return Counter(gpu.syncs)
 
 
+@pytest.mark.sweep(lambda name, mixed: name)
 @pytest.mark.parametrize("mixed", TOGETHER)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_host_waits_once_a_step_whatever_is_asked_of_sampling(gpu, name, mixed):

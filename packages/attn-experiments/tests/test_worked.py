@@ -10,6 +10,7 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, UserError
 from attn_experiments.worked.command import written
 from attn_experiments.worked.examples import hi_how_are_you, read_rows, three_tokens, worked
+from cases import each
 
 DRAWS = {"sampled", "visual_hard"}
 PAGE = 144
@@ -18,7 +19,7 @@ VECTORS = {"shaw", "dependency"}
 """Those that add learned vectors to the values."""
 
 
-@pytest.mark.parametrize("name", installed().mechanisms.names())
+@each("name", installed().mechanisms.names())
 def test_the_printed_numbers_are_those_of_the_layer(name):
     torch.manual_seed(0)
     example = worked(installed().mechanisms.get(name), {})

@@ -108,6 +108,37 @@ def test_a_block_reads_and_writes_states_in_bfloat16():
         assert 0 < (one - other).norm() / other.norm() < 0.03
 
 
+def test_a_block_keeps_the_codes_that_the_cache_makes_of_its_rows():
+    """Of tokens whose keys and values are ordinary, tiny, zero, no numbers, and too large for a scale."""
+    torch.manual_seed(2)
+    model = Decoder(DecoderConfig.from_plain(LLAMA | {"num_layers": 1})).eval()
+    with torch.no_grad():
+        model.blocks[0].attention_norm.weight[5] = 1e10
+    quantize_model(model, "float32")
+    hidden = torch.randn(6, 64) * torch.tensor([1.0, 1e-20, 1e-6, 0, 1, 0])[:, None]
+    hidden[:, 5] = 0
+    hidden[4, 7], hidden[5, 5] = torch.nan, 1.0
+    batch = RaggedBatch.of([6], [0], torch.tensor)
+
+    def view_of(cache):
+        store = store_of(model, cache)
+        assert store.admit(0)
+        assert store.reserve(0, 6)
+        return store.view(batch, [0])["blocks.0"]["kv"]
+
+    rows, codes, wanted = view_of("paged"), view_of("int8"), view_of("int8")
+    for view in (rows, codes):
+        with torch.no_grad():
+            assert model.stack.step(hidden.clone(), batch, [{"kv": view}]) is not None
+    plain, coded = rows.in_place(), codes.coded_in_place()
+    wanted.append({name: memory[plain.slot_mapping] for name, memory in plain.fields.items()})
+    for name, memory in wanted.coded_in_place().fields.items():
+        kept = coded.fields[name][coded.slot_mapping]
+        torch.testing.assert_close(kept, memory[coded.slot_mapping], rtol=0, atol=0, equal_nan=True)
+    scales = coded.fields["key.scale"][coded.slot_mapping]
+    assert [bool(row.isfinite().all()) for row in scales] == [True] * 4 + [False] * 2
+
+
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
 def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(weights):
     model = packed(BLOCKS["two windows"], weights)
@@ -128,15 +159,15 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(weights):
             assert torch.equal(crowd[:3], one)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("cache", "dtype"), [("paged", "float32"), ("paged", "bfloat16"), ("int8", "float32")])
 @pytest.mark.parametrize("name", [*BLOCKS, "wide"])
-def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, dtype):
+def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, cache, dtype):
     model = packed(WIDE if name == "wide" else BLOCKS[name])
     torch.manual_seed(1)
     tokens = torch.randint(61, (90,))
 
     def rows_of(chunks):
-        store, done, found = store_of(model, "paged", dtype), 0, []
+        store, done, found = store_of(model, cache, dtype), 0, []
         assert store.admit(0)
         for chunk in chunks:
             assert store.reserve(0, done + chunk)

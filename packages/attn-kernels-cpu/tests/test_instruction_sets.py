@@ -48,7 +48,7 @@ def test_products_have_the_same_bits(with_both, form):
         assert torch.equal(one.nan_to_num(1.0), other.nan_to_num(1.0))
 
 
-def hidden_rows(fields, weights, dtype):
+def hidden_rows(fields, weights, dtype, cache):
     """Of a prompt in two chunks and of single tokens beside another's prompt."""
     torch.manual_seed(11)
     model = Decoder(DecoderConfig.from_plain(MODEL | fields)).eval()
@@ -58,7 +58,7 @@ def hidden_rows(fields, weights, dtype):
     quantize_model(model, weights)
     assert model.stack is not None
     size = StoreSize(tokens=256, requests=2, dtype=dtype)
-    store = installed().caches.get("paged").create(model.state_specs(), size)
+    store = installed().caches.get(cache).create(model.state_specs(), size)
     found, done = [], [0, 0]
     for request in range(2):
         store.admit(request)
@@ -74,8 +74,14 @@ def hidden_rows(fields, weights, dtype):
     return found
 
 
-@pytest.mark.parametrize(("weights", "dtype"), [("int8", "float32"), ("int4", "bfloat16"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(
+    ("weights", "dtype", "cache"),
+    [
+        *[("int8", "float32", "paged"), ("int4", "bfloat16", "paged")],
+        *[("float32", "bfloat16", "paged"), ("float32", "float32", "int8")],
+    ],
+)
 @pytest.mark.parametrize("name", HEADS)
-def test_blocks_have_the_same_bits(with_both, name, weights, dtype):
-    for one, other in with_both(lambda: hidden_rows(HEADS[name], weights, dtype)):
+def test_blocks_have_the_same_bits(with_both, name, weights, dtype, cache):
+    for one, other in with_both(lambda: hidden_rows(HEADS[name], weights, dtype, cache)):
         assert torch.equal(one, other)

@@ -56,8 +56,8 @@ class Texts:
             query, key, value = (torch.cat(each) for each in zip(*parts, strict=True))
             view = store.view(batch, range(len(self.rows)))["layer"]["kv"]
             view.append({"key": key, "value": value})
-            requests = tuple(asked(batch))
-            operands = PagedAttentionInputs(query=query, batch=batch, rows=view.in_place(), requests=requests)
+            requests, rows = tuple(asked(batch)), view.coded_in_place() if cache == "int8" else view.in_place()
+            operands = PagedAttentionInputs(query=query, batch=batch, rows=rows, requests=requests)
             out = torch.split(CpuPaged().run(self.spec, operands), list(lengths))
             assert out[0].shape[1:] == (heads.query, heads.value_size)
             for request in requests:
@@ -100,10 +100,26 @@ def test_a_sequence_has_the_same_bits_alone_and_if_only_others_are_left_out():
     assert torch.equal(together[2], some[2])
 
 
-def test_rows_of_sixteen_bits_are_read_as_they_are():
-    given = texts(None)
-    rounded = Texts(given.spec, [(q, k.bfloat16().float(), v.bfloat16().float()) for q, k, v in given.rows])
+def in_codes(rows):
+    """The numbers that the codes of rows [tokens, heads, size] stand for, as PyTorch computes them."""
+    specs = {"layer": {"kv": Paged({"rows": Field(rows.shape[1:])})}}
+    store = installed().caches.get("int8").create(specs, StoreSize(tokens=128, requests=1))
+    store.admit(0)
+    store.reserve(0, len(rows))
+    view = store.view(RaggedBatch.of([len(rows)], [0], torch.tensor), [0])["layer"]["kv"]
+    return view.append({"rows": rows})["rows"]
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(
+    ("cache", "dtype", "rounding"),
+    [("paged", "bfloat16", lambda rows: rows.bfloat16().float()), ("int8", "float32", in_codes)],
+    ids=["bfloat16", "int8"],
+)
+def test_rows_of_fewer_bits_are_read_as_the_numbers_that_they_stand_for(cache, dtype, rounding, window):
+    given = texts(window)
+    rounded = Texts(given.spec, [(query, rounding(key), rounding(value)) for query, key, value in given.rows])
     for got, wanted in zip(
-        given.steps("paged", None, everyone, "bfloat16"), rounded.steps("paged", None, everyone), strict=True
+        given.steps(cache, window, everyone, dtype), rounded.steps("paged", window, everyone), strict=True
     ):
         assert torch.equal(got, wanted)

@@ -18,6 +18,7 @@ from attn_schema.model import ModelConfig
 from attn_schema.output import to_json
 from attn_schema.schema import Checked, FieldInfo, Schema, element_of
 from attn_schema.training import TrainingConfig
+from cases import each
 from google.protobuf import json_format
 
 VALUES = [math.nan, math.inf, -math.inf]
@@ -66,9 +67,7 @@ def holding(noun: type[Any], info: FieldInfo, value: float) -> Any:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
-@pytest.mark.parametrize(
-    ("noun", "info"), list(floats()), ids=lambda given: getattr(given, "__name__", None) or given.name
-)
+@each("noun,info", floats())
 def test_every_number_of_every_noun(noun: type[Any], info: FieldInfo, value: float) -> None:
     message = holding(noun, info, value)
     if issubclass(noun, Checked):

@@ -30,10 +30,11 @@ def test_there_is_a_broken_mechanism_for_every_law():
 
 
 @pytest.mark.parametrize("law", MECHANISM_LAWS, ids=lambda law: law.title())
-def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
+def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law, some):
     subject = Subject(BROKEN[law], settings=SETTINGS)
     # Compiling takes seconds, so it is judged where it is what breaks, and for the sound mechanism.
-    judged = [one for one in MECHANISM_LAWS if one is not Compiles or law is Compiles]
+    others = some(MECHANISM_LAWS, 3, MECHANISM_LAWS.index(law))
+    judged = [one for one in {law, *others} if one is not Compiles or law is Compiles]
     results = [judge(one, subject, every_case=False) for one in judged]
     # Preempted requests are computed beside others; and gradients to inputs that do not matter are no differences.
     also = {BatchInvariance: {Preemption}, CausalityByGradient: {Gradients}, Devices: {OnMeta}}.get(law, set())

@@ -1,19 +1,19 @@
 """A sequence without tokens is attended to: nothing comes in, nothing comes out, and nothing is raised."""
 
-import pytest
 import torch
 from attn_core import Capability, configure, installed
+from cases import each
 
 SIZES = {"hidden_size": 8, "num_heads": 2, "max_seq_len": 16}
 MODES = [
-    pytest.param(mechanism, causal, id=f"{mechanism.name}-{'causal' if causal else 'full'}")
+    (mechanism, causal)
     for mechanism in installed().mechanisms
     for capability, causal in ((Capability.CAUSAL, True), (Capability.BIDIRECTIONAL, False))
     if mechanism.can(capability)
 ]
 
 
-@pytest.mark.parametrize(("mechanism", "causal"), MODES)
+@each("mechanism,causal", MODES)
 def test_no_tokens_come_out_where_none_come_in(mechanism, causal):
     layer = mechanism.build(configure(mechanism, mechanism.sketch, causal=causal, **SIZES)).eval()
     rows = torch.zeros(2, 0, 8)

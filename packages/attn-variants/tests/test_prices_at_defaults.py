@@ -2,13 +2,13 @@
 
 from functools import partial
 
-import pytest
 from attn_core import Step, configure, installed
 from attn_core.errors import UserError
 from attn_testing.laws.decoding import silent_where_nothing_decodes
 from attn_testing.laws.prices import counted, plain
 from attn_testing.serving import Serving
 from attn_testing.subject import Case
+from cases import each
 
 PROMPT, SOURCE = 37, 5
 MODES = ({"causal": True}, {"cross": True})
@@ -25,7 +25,7 @@ def decoding_cases(mechanism):
             yield case
 
 
-@pytest.mark.parametrize("mechanism", list(installed().mechanisms), ids=installed().mechanisms.name_of)
+@each("mechanism", installed().mechanisms)
 def test_a_step_costs_at_default_options_what_is_declared(mechanism):
     for case in decoding_cases(mechanism):
         serving, remembered = Serving(case, layer=plain(case)), 0

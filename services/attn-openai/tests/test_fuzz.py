@@ -134,10 +134,11 @@ def cases(path: str) -> Iterator[tuple[tuple[Any, ...], Any, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
-async def test_no_value_of_any_field_is_a_fault_of_ours(http: httpx2.AsyncClient, path: str) -> None:
+async def test_no_value_of_any_field_is_a_fault_of_ours(http: httpx2.AsyncClient, path: str, some: Any) -> None:
     model = "tiny-bert" if path in {"/v1/embeddings", "/rerank", "/score"} else "tiny"
     headers, faults, answered = {"content-type": "application/json"}, [], 0
-    for place, value, body in cases(path):
+    # There are 29 values: another fourth of them for each place.
+    for place, value, body in some(cases(path), 4):
         # A lone surrogate is an escape here, as clients may send it.
         answer = await http.post(path, content=json.dumps({"model": model, **body}).encode(), headers=headers)
         answered += answer.status_code == 200

@@ -185,7 +185,7 @@ async def test_the_streams_of_a_killed_engine_go_on_when_it_is_back(home: Path) 
     await engine.stop(0)
 
 
-async def test_six_killed_children_lose_none_of_16_mixed_streams(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_three_killed_children_lose_none_of_16_mixed_streams(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "DEATHS_SECONDS", 0.0)
     # A slow chip computes no token of some streams before their engine is killed again.
     monkeypatch.setattr(resuming, "MAX_BREAKS", 10)
@@ -197,14 +197,14 @@ async def test_six_killed_children_lose_none_of_16_mixed_streams(home: Path, mon
 
     async def stream(name: str) -> None:
         nonlocal resumed
-        while killed < 6:
+        while killed < 3:
             found = await outcome(engine, mixed_tasks()[name])
             resumed += found.resumptions > 0
             if found.said != wanted[name]:
                 lost.append(name)
 
     running = [asyncio.create_task(stream(name)) for name in names]
-    while killed < 6:
+    while killed < 3:
         await until(lambda: engine.replicas and len(engine.streams) == 16)
         await asyncio.sleep(0.05)
         os.kill((await engine.pids())[0], signal.SIGKILL)
@@ -213,7 +213,7 @@ async def test_six_killed_children_lose_none_of_16_mixed_streams(home: Path, mon
     await asyncio.wait_for(asyncio.gather(*running), timeout=300)
     await engine.stop(0)
     assert not lost
-    assert resumed >= 6
+    assert resumed >= 3
 
 
 async def test_a_child_that_hangs_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

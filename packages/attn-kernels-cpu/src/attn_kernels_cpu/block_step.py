@@ -98,7 +98,7 @@ class CpuBlockStep:
             int(spec.rotary is not None and spec.rotary.interleaved),
             attention.projections.attention if spec.mask.lookback is None and heads.key_size % TILE == 0 else 0,
         )
-        self._key, self._value = Memory(), Memory()
+        self._key, self._value = Memory("key"), Memory("value")
         self.layer = LayerStruct(ctypes.addressof(self._block))
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
@@ -107,11 +107,12 @@ class CpuBlockStep:
 
     def reach(self, state: LayerState) -> RowsInPlace | None:
         """Point `layer` to the cache of a state and return its rows; None if the kernels cannot access them."""
-        in_place = getattr(state.get("kv"), "in_place", None)
+        view = state.get("kv")
+        in_place = getattr(view, "in_place", None) or getattr(view, "coded_in_place", None)
         rows: RowsInPlace | None = in_place() if in_place is not None else None
         if rows is None:
             return None
-        key, value = self._key.of(rows.fields["key"]), self._value.of(rows.fields["value"])
+        key, value = self._key.of(rows), self._value.of(rows)
         if key is None or value is None:
             return None
         self.layer.key, self.layer.value = key, value

@@ -47,7 +47,15 @@ class MatrixStruct(ctypes.Structure):
 class MemoryStruct(ctypes.Structure):
     """The struct `Memory` of native/attend.hpp."""
 
-    _fields_ = (("at", ADDRESS), ("row", ctypes.c_int64), ("head", ctypes.c_int64), ("format", ctypes.c_int32))
+    _fields_ = (
+        ("at", ADDRESS),
+        ("row", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("format", ctypes.c_int32),
+        ("scales", ADDRESS),
+        ("scale_row", ctypes.c_int64),
+        ("scale_head", ctypes.c_int64),
+    )
 
 
 class BlockStruct(ctypes.Structure):

@@ -49,20 +49,26 @@ def seen(batch: RaggedBatch, window: int | None, rows: RowsInPlace) -> Seen:
 
 
 class Memory:
-    """The kernel argument for a cache tensor [rows, heads, size]; that of the last tensor is cached."""
+    """The kernel argument for the rows [rows, heads, size] of a field; that of the last tensor is cached."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: str) -> None:
+        self._field = field
         self._last: Callable[[], Tensor | None] = lambda: None
         self._struct: MemoryStruct | None = None
 
-    def of(self, memory: Tensor) -> MemoryStruct | None:
-        """The struct; None for a dtype or layout that the kernels do not support."""
-        if self._last() is memory:
-            return self._struct
-        form = str(memory.dtype).removeprefix("torch.")
-        readable = form in ("float32", "bfloat16") and memory.ndim == 3 and memory.stride(2) == 1
-        at = memory.data_ptr(), memory.stride(0), memory.stride(1)
-        self._struct = MemoryStruct(*at, FORMS[form].number) if readable else None
+    def of(self, rows: RowsInPlace) -> MemoryStruct | None:
+        """The struct; None for a form, dtype or layout that the kernels do not support."""
+        coded = rows.form == "int8"
+        memory = rows.fields.get(f"{self._field}.codes" if coded else self._field)
+        if memory is None or self._last() is memory:
+            return None if memory is None else self._struct
+        dtype = str(memory.dtype).removeprefix("torch.")
+        known = dtype == "int8" if coded else dtype in ("float32", "bfloat16")
+        readable = known and memory.ndim == 3 and memory.stride(2) == 1
+        at = memory.data_ptr(), *memory.stride()[:2]
+        scales = rows.fields[f"{self._field}.scale"] if coded else None
+        scaled = () if scales is None else (scales.data_ptr(), *scales.stride())
+        self._struct = MemoryStruct(*at, FORMS[dtype].number, *scaled) if readable else None
         self._last = ref(memory)
         return self._struct
 
@@ -80,10 +86,10 @@ def attend(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
         query, start, count = query[asked], start[asked], count[asked]
     query, numbers = query.contiguous(), numbers.contiguous()
     out = torch.empty(*query.shape)
-    key, value = (Memory().of(operands.rows.fields[name]) for name in ("key", "value"))
+    key, value = (Memory(name).of(operands.rows) for name in ("key", "value"))
     if key is None or value is None:
         given = {name: field.dtype for name, field in operands.rows.fields.items()}
-        raise InvalidValue.of("cache", given, "float32 or bfloat16 rows [rows, heads, size]")
+        raise InvalidValue.of("cache", given, "float32 or bfloat16 rows [rows, heads, size], or int8 codes")
     struct = PagedAttentionStruct(
         query.data_ptr(), out.data_ptr(), key, value, heads.query, heads.key_value, heads.key_size,
         numbers.data_ptr(), start.data_ptr(), count.data_ptr(), len(query), torch.get_num_threads(), scale_of(spec),

@@ -66,6 +66,7 @@ static void block(int format) {
   Layers both(format, 2 * inner, width), down(format, width, inner);
   std::vector<float> gain = numbers(width), other = numbers(width), turns = numbers(2 * most * 32);
   std::vector<Element> keys(most * kept), values(most * kept);
+  std::vector<uint16_t> scales(2 * most * heads.shared);
   const Block b = {&projections.linear, &output.linear, &both.linear, &down.linear, gain.data(), other.data(),
                    gain.data(), other.data(), 1e-5f, 1e-6f, 0.17f, heads, 32, 0, 0};
   std::vector<int64_t> rows(most), start(most, 0);
@@ -74,8 +75,9 @@ static void block(int format) {
   int done = 0;
   for (int tokens : {1, 21, 1, 2}) {
     Step step{tokens, 2, turns.data() + done * 32, turns.data() + most * 32, rows.data() + done, {rows.data(), start.data(), count.data() + done}};
-    const int form = sizeof(Element) == 4 ? FLOAT32 : BFLOAT16;
-    Layer layer{&b, &step, {keys.data(), kept, heads.size, form}, {values.data(), kept, heads.size, form}};
+    const int form = sizeof(Element) == 4 ? FLOAT32 : sizeof(Element) == 1 ? INT8 : BFLOAT16;
+    Layer layer{&b, &step, {keys.data(), kept, heads.size, form, scales.data(), 2 * heads.shared, 1},
+                {values.data(), kept, heads.size, form, scales.data() + heads.shared, 2 * heads.shared, 1}};
     const Layer* layers[] = {&layer, &layer};
     std::vector<float> hidden = numbers(tokens * width);
     attn_blocks(layers, 2, hidden.data());
@@ -112,5 +114,6 @@ int main() {
   for (int format : {FLOAT32, INT8, INT4}) {
     block<float>(format);
     block<uint16_t>(format);
+    block<int8_t>(format);
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,13 +108,18 @@ def compiled(launch: Launch, target: GPUTarget):
 def artefact(launch: Launch, target: GPUTarget = HOPPER) -> Artefact:
     """What a chip of NVIDIA would run."""
     kernel = compiled(launch, target)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(kernel.asm["cubin"])
-        usage = output("cuobjdump", "--dump-resource-usage", file.name)
-        text = output("nvdisasm", "-c", file.name)
+    usage, text = disassembled(kernel.asm["cubin"])
     registers = int(re.findall(r"REG:(\d+)", usage)[0])
     spills = len(re.findall(r"\b(?:LDL|STL)\b", text))
     return Artefact(registers, spills, kernel.metadata.shared, text)
+
+
+@cache
+def disassembled(cubin: bytes) -> tuple[str, str]:
+    """What programs of these bytes use, and their instructions."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        return output("cuobjdump", "--dump-resource-usage", file.name), output("nvdisasm", "-c", file.name)
 
 
 def output(tool: str, *arguments: str) -> str:

@@ -102,7 +102,7 @@ def test_on_hopper_tiles_of_bands_are_copied_by_the_chip(size, program):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mask", [Full(), Window(left=512)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize("program", ["to_queries", "to_keys"])
 @pytest.mark.parametrize("size", [64, 128])
@@ -126,7 +126,7 @@ def test_on_hopper_a_warp_that_fetches_gives_its_registers_to_those_that_compute
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize(
     ("width", "choice"), [(width, choice) for width, choices in CANDIDATES.items() for choice in choices]
@@ -141,7 +141,7 @@ def test_on_hopper_no_candidate_of_the_tuner_spills(monkeypatch, width, choice, 
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", WIDER)
 def test_on_hopper_wide_heads_and_windows_do_not_spill_either(name):
     shape, program = WIDER[name]
@@ -149,13 +149,13 @@ def test_on_hopper_wide_heads_and_windows_do_not_spill_either(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 def test_programs_of_one_head_whose_numbers_are_constants_compile():
     assert {compiled(launch, HOPPER).metadata.target for launch in launches(64, heads=(1, 1)).values()} == {HOPPER}
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 def test_every_program_compiles_for_other_gpus(target, copier):
     copier(present=target == "sm_100")
@@ -164,7 +164,7 @@ def test_every_program_compiles_for_other_gpus(target, copier):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("name", FURTHER)
 def test_packed_texts_biases_and_dropout_compile_for_other_gpus(name, target):

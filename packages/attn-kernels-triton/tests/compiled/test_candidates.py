@@ -29,7 +29,7 @@ def require_ships(launch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("heads", [(64, 32), (128, 128)], ids=str)
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize(("width", "both"), [(width, both) for width, all_ in BACKWARD.items() for both in all_])
@@ -43,7 +43,7 @@ def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, bo
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("parts", [{}, MORE], ids=["plain", "more"])
 @pytest.mark.parametrize(("width", "choice"), [(width, choice) for width, all_ in PAGED.items() for choice in all_])
 def test_on_hopper_no_candidate_of_decoding_spills(monkeypatch, width, choice, parts):
@@ -55,7 +55,7 @@ def test_on_hopper_no_candidate_of_decoding_spills(monkeypatch, width, choice, p
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("program", "channels", "choice"), [(*kind, choice) for kind, all_ in RECURRENCES.items() for choice in all_]
 )

@@ -78,7 +78,7 @@ def test_a_turn_of_attention_costs_no_more_than_its_budget(program, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("program", "shape"), OTHER_ATTENTION)
 def test_a_turn_of_any_other_attention_costs_no_more_either(program, shape):
     given, budget = OTHER_ATTENTION[program, shape]
@@ -91,7 +91,7 @@ def test_a_turn_over_pages_costs_no_more_than_its_budget(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OTHER_PAGED)
 def test_a_turn_over_any_other_pages_costs_no_more_either(name):
     require_paged_within(*OTHER_PAGED[name])

@@ -74,7 +74,7 @@ def test_on_hopper_programs_over_pages_do_not_spill(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OTHER_SHIPPED)
 def test_on_hopper_no_other_program_over_pages_spills_either(name):
     if COMPILER == (3, 7) and name == "128, biases of distances, float32":
@@ -147,7 +147,7 @@ def test_on_hopper_programs_over_shared_prefixes_do_not_spill(name, sharing):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 def test_programs_over_shared_prefixes_compile_for_other_gpus(target, sharing):
     found = [
@@ -157,7 +157,7 @@ def test_programs_over_shared_prefixes_compile_for_other_gpus(target, sharing):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 def test_steps_that_are_cut_on_the_device_compile_for_other_gpus(target):
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in decode_launches(128)]
@@ -165,7 +165,7 @@ def test_steps_that_are_cut_on_the_device_compile_for_other_gpus(target):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 def test_steps_with_prompts_that_are_cut_on_the_device_compile_for_other_gpus(target):
     launches, chip = step_launches(128), OTHERS[target]
@@ -176,7 +176,7 @@ def test_steps_with_prompts_that_are_cut_on_the_device_compile_for_other_gpus(ta
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("form", ["plain", "int8", "int4"])
 def test_programs_over_pages_compile_for_other_gpus(target, form):

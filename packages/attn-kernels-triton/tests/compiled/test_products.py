@@ -35,7 +35,7 @@ def test_codes_are_taken_apart_in_every_program(form, count):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [DECODED, PROMPTED])
 @pytest.mark.parametrize("target", OTHERS)

@@ -33,6 +33,7 @@ def launches(chip: str, count: int, group: int | None, dtype: torch.dtype) -> li
         return linear_launches(torch.empty(count, WIDTH, dtype=dtype), held, out, scales)
 
 
+@pytest.mark.sweep(lambda chip, **_: chip)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("chip", KNOWING)
@@ -45,6 +46,7 @@ def test_codes_of_rows_and_weights_are_multiplied_as_such_and_nothing_spills(chi
     assert found.count(r"LDGSTS\.E\.(64|BYPASS\.128|BYPASS\.LTC128B\.128|128)") > 0
 
 
+@pytest.mark.sweep(lambda chip, **_: chip)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90a", "sm_100"])
@@ -79,7 +81,7 @@ def test_sums_of_codes_are_added_in_float32_turn_by_turn():
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_weights_alone_compile_for_chips_of_others_whose_e4m3_is_another(count, group):

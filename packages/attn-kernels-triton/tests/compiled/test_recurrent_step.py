@@ -91,7 +91,7 @@ EVERY = {**{name: (name, {}) for name in SPECS}, **OTHER}
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", EVERY)
@@ -101,7 +101,7 @@ def test_no_program_of_any_size_spills_on_any_chip(name, chip, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_every_program_of_a_step_compiles_for_amd(name):
     for launch in recurrent_step_launches(SPECS[name]):

@@ -50,7 +50,7 @@ def test_on_hopper_no_program_on_rows_spills(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OTHER_SHIPPED)
 def test_on_hopper_no_other_program_on_rows_spills_either(name):
     require_ships(OTHER_SHIPPED[name]())
@@ -65,7 +65,7 @@ def test_memory_is_read_and_written_in_wide_pieces(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_programs_on_rows_compile_for_other_gpus(target, name):

@@ -40,7 +40,7 @@ WORST = {
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", WORST)
 def test_on_hopper_no_program_of_the_heaviest_recurrences_spills(name):
     for launch in scan_launches(**WORST[name]).values():
@@ -48,7 +48,7 @@ def test_on_hopper_no_program_of_the_heaviest_recurrences_spills(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", [16, 32, 64])
 @pytest.mark.parametrize("decay", ["head", "channel"])
 def test_on_hopper_no_program_over_narrow_keys_spills(decay, size):
@@ -58,14 +58,14 @@ def test_on_hopper_no_program_over_narrow_keys_spills(decay, size):
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["remember", "unremember"])
 def test_on_hopper_memories_of_wide_keys_do_not_spill(name):
     require_ships(scan_launches(**GATED_DELTA, size=256)[name])
 
 
 @pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", OTHERS)
 def test_every_program_of_a_recurrence_compiles_for_other_gpus(target, monkeypatch):
     monkeypatch.setattr("attn_kernels_triton.recurrence.tiles.SPLIT", OTHERS[target].backend == "cuda")

@@ -18,6 +18,7 @@ def few_processors(monkeypatch):
     monkeypatch.setattr("attn_kernels_triton.paged.step.processors", lambda _: 6)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
@@ -42,6 +43,7 @@ def test_a_static_step_computes_what_a_planned_one_does(name, cache):
         torch.testing.assert_close(static_step(layer, static, step), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "cache"), [("gqa", "shared"), ("sliding_window", "paged"), ("mla", "paged")])
 def test_two_static_steps_start_the_same_programs_over_the_same_memory(name, cache, monkeypatch):
     layer, store = prepared(name, cache)

@@ -43,7 +43,7 @@ def step_of(layer, static, at: list[tuple[int, int]], rows: torch.Tensor) -> tor
         return layer.step(padded, static.batch(PADDED, 1), static.view(PADDED, 1)["layer"])[: len(at)]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_static_steps_after_prompts_compute_what_the_layer_defines_in_float64(name, programs):
     layer, store = prepared(name, CACHES[name], PROMPTS)
@@ -65,6 +65,7 @@ def test_static_steps_after_prompts_compute_what_the_layer_defines_in_float64(na
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_a_request_that_begins_in_the_slot_of_another_begins_anew(name):
     layer, store = prepared(name, CACHES[name], PROMPTS)
@@ -78,6 +79,7 @@ def test_a_request_that_begins_in_the_slot_of_another_begins_anew(name):
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_static_steps_start_the_same_programs_over_the_same_memory(name, monkeypatch):
     layer, store = prepared(name, CACHES[name], PROMPTS)
@@ -100,6 +102,7 @@ def test_static_steps_start_the_same_programs_over_the_same_memory(name, monkeyp
     assert steps[1] == steps[2]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_what_a_layer_asks_is_what_its_mechanism_says(name):
     layer, _ = prepared(name, CACHES[name], PROMPTS)
@@ -107,6 +110,7 @@ def test_what_a_layer_asks_is_what_its_mechanism_says(name):
     assert layer.step_spec == installed().mechanisms.get(name).recurrent_step(config)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_a_kernel_that_was_asked_for_by_name_is_not_replaced(name, programs):
     layer, store = prepared(name, CACHES[name], PROMPTS)
@@ -118,7 +122,7 @@ def test_a_kernel_that_was_asked_for_by_name_is_not_replaced(name, programs):
     assert not {"step_heads", "go_through"} & set(programs)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_with_gradients_layers_compute_steps_themselves(name, programs):
     layer, store = prepared(name, CACHES[name], PROMPTS)
@@ -129,6 +133,7 @@ def test_with_gradients_layers_compute_steps_themselves(name, programs):
     assert "step_heads" not in programs
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_steps_in_bfloat16_are_as_close_to_float64_as_those_that_the_layer_computes_itself(name):
     torch.manual_seed(0)
@@ -151,7 +156,7 @@ def test_steps_in_bfloat16_are_as_close_to_float64_as_those_that_the_layer_compu
         require_close(*outs, f"{name} {number}")
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CACHES)
 def test_a_token_beside_a_chunk_of_a_prompt_is_computed_as_in_a_step_of_single_tokens(name, programs):
     """Request 0 computes 3 tokens more and request 2 a single one; then the same of 2 in a step of single tokens."""

@@ -60,6 +60,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", CALLS)
 def test_packed_texts_are_attended_as_each_alone(name):
     call, operands = CALLS[name]
@@ -86,6 +87,7 @@ def test_padded_keys_of_packed_texts_are_seen_by_nobody():
         require_close(found, plain[what], exact[what], what, roundings_of(what))
 
 
+@pytest.mark.sweep(lambda lengths, queries, keys: lengths)
 @pytest.mark.parametrize("lengths", [(30, 1, 0, 50, 20), (30, 20), (90, 60), ()], ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(101, 101), (60, 101), (101, 60)])
 def test_masks_of_segments_are_computed_as_packed_texts(lengths, queries, keys):

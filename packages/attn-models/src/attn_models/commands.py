@@ -272,8 +272,7 @@ def merge(
         loaded.model,
         loaded.tokenizer,
         layout=loaded.hf_config.get("model_type", NativeAdapter.model_type),
-        generation=loaded.generation or None,
-        base=loaded.hf_config,
+        base=loaded,
     )
     _answer({"path": str(done)}, str(done), json)
 

@@ -65,7 +65,8 @@ def require_within(actual: Tensor, expected: Tensor, what: str, error: float) ->
 class Law:
     """Base class of a law. Its `test_` methods take a `case`, one configuration under test, or the whole `subject`.
 
-    `cases_at_most` limits a slow law to that many cases, and `usual_cases` does so in a run without `--every-case`.
+    `cases_at_most` limits a slow law to that many cases. A run without `--every-case` has at most `usual_cases`, if
+    given, and half of a slow law's.
     Which they are differs by law and subject, so that together all are tested; None checks every case.
     """
 
@@ -94,26 +95,25 @@ class Law:
         return [name for name in vars(cls) if name.startswith("test_")]
 
     @classmethod
-    def usually(cls, case: Any) -> int | None:
-        """How many cases of the subject of this one a run without `--every-case` checks at most; None: every one."""
-        return cls.usual_cases
-
-    @classmethod
     def applicable(cls, cases: list[Any], subject: str = "", *, every: bool = True) -> tuple[list[Any], str]:
         """The cases to check, and the reason if there are none.
 
-        If not all are checked, those are whose names come first in an order that differs by law and `subject`, a name.
+        If not all are checked, the first is one that differs by law and `subject`, a name, and each further one is
+        the least like those before: another mode, width and number of heads.
         """
-        limits = [cls.cases_at_most, None if every or not cases else cls.usually(cases[0])]
-        most = min((limit for limit in limits if limit is not None), default=len(cases))
-        order = sorted(cases, key=lambda case: zlib.crc32(f"{cls.title()} {subject} {case.label}".encode()))
+        most = len(cases) if cls.cases_at_most is None else cls.cases_at_most
+        if not every and cls.usual_cases is not None:
+            most = min(cls.usual_cases, most if cls.cases_at_most is None else -(-most // 2))
+        left = sorted(cases, key=lambda case: zlib.crc32(f"{cls.title()} {subject} {case.label}".encode()))
         chosen: list[Any] = []
         reasons: set[str] = set()
-        for case in order if most < len(cases) else cases:
-            if len(chosen) == most:
-                break
+        met: set[str] = set()
+        while left and len(chosen) < most:
+            case = min(left, key=lambda case: len(met.intersection(case.label.split("-"))))
+            left.remove(case)
             if (excuse := cls.excuse(case)) is None:
                 chosen.append(case)
+                met.update(case.label.split("-"))
             else:
                 reasons.add(excuse)
         if chosen:
@@ -138,16 +138,11 @@ class Law:
         return sorted(found, key=cases.index)
 
 
-SHARED_LAYER_CASES = 2
-"""The usual cases of a mechanism whose layer is that of all specs: what the layer does, other mechanisms test too."""
-OWN_LAYER_CASES = 4
-"""Those of a mechanism whose layer is its own."""
-
-
 class MechanismLaw(Law):
     """A law of mechanisms; it only applies to mechanisms with all capabilities in `needs`."""
 
     needs: ClassVar[tuple[Capability, ...]] = ()
+    usual_cases = 2
 
     @classmethod
     def excuse(cls, case: Any) -> str | None:
@@ -155,10 +150,6 @@ class MechanismLaw(Law):
         if missing:
             return f"{case.mechanism.name} does not declare {' and '.join(missing)}"
         return cls.silent_on(case)
-
-    @classmethod
-    def usually(cls, case: Any) -> int | None:
-        return cls.usual_cases or (SHARED_LAYER_CASES if case.has_shared_layer else OWN_LAYER_CASES)
 
     @classmethod
     def silent_on(cls, case: Any) -> str | None:

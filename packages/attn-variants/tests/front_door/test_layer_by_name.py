@@ -9,6 +9,7 @@ import pytest
 import torch
 from attn_core import Capability, installed
 from attn_core.errors import InvalidValue, UnknownName
+from cases import each
 
 
 def test_importing_the_package_and_making_a_list_of_its_names_loads_no_torch():
@@ -24,7 +25,7 @@ def test_the_package_offers_what_it_lists_and_nothing_else():
         _ = attn_variants.no_such_name
 
 
-@pytest.mark.parametrize("name", installed().mechanisms.names())
+@each("name", installed().mechanisms.names())
 def test_every_installed_mechanism_is_built_by_name(name):
     mechanism = installed().mechanisms.get(name)
     layer = attn_variants.layer(name, hidden_size=32, num_heads=4)
@@ -111,7 +112,7 @@ def test_inputs_that_do_not_fit_are_refused(given, message):
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-@pytest.mark.parametrize("mechanism", list(installed().mechanisms), ids=installed().mechanisms.name_of)
+@each("mechanism", installed().mechanisms)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_refused_by_name(mechanism, layout):
     name = installed().mechanisms.name_of(mechanism)

@@ -3,11 +3,11 @@
 import io
 import pickle
 
-import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import UserError
 from attn_variants import MultiheadAttention
+from cases import each
 
 MODES = ({"causal": True}, {"causal": False}, {"cross": True})
 
@@ -28,7 +28,7 @@ def through_torch(module):
     return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
 
 
-@pytest.mark.parametrize("mechanism", list(installed().mechanisms), ids=installed().mechanisms.name_of)
+@each("mechanism", installed().mechanisms)
 def test_a_layer_saved_whole_computes_the_same(mechanism):
     rows = torch.randn(2, 11, 16, dtype=torch.float64)
     tried = 0

@@ -8,6 +8,7 @@ import torch
 from attn_core import Capability, installed
 from attn_core.errors import Incompatible
 from attn_variants import MultiheadAttention
+from cases import kind_of
 from torch import nn
 
 WIDTH, HEADS, TOKENS = 16, 4, 7
@@ -67,6 +68,7 @@ def encoder_of(name, built):
     return encoder.double()
 
 
+@pytest.mark.sweep(lambda name, built: (kind_of(name), built))
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("built", ["before", "after"])
 def test_an_encoder_computes_what_the_layers_of_the_mechanism_do(name, built):
@@ -86,6 +88,7 @@ def test_an_encoder_computes_what_the_layers_of_the_mechanism_do(name, built):
                 require_same(lambda: encoder(rows, src_key_padding_mask=padded), lambda: expected(padded), real)  # noqa: B023
 
 
+@pytest.mark.sweep(lambda name: kind_of(name))
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_transformer_computes_what_the_layers_of_the_mechanism_do(name):
     mechanism, model = MECHANISMS[name], nn.Transformer(**SIZES, num_encoder_layers=1, num_decoder_layers=1)

@@ -7,12 +7,13 @@ from attn_core.errors import UserError
 from attn_testing.laws.ordinary_use import alone_and_behind_padding
 from attn_testing.subject import Case
 from attn_variants import MultiheadAttention
+from cases import each
 
 MODES = ({"causal": True}, {"causal": False}, {"cross": True}, {"causal": True, "rotary": Rotary()})
 PADDED = [mechanism for mechanism in installed().mechanisms if mechanism.can(Capability.PADDING)]
 
 
-@pytest.mark.parametrize("mechanism", PADDED, ids=installed().mechanisms.name_of)
+@each("mechanism", PADDED)
 def test_a_mechanism_depends_on_padding_where_it_says_so(mechanism):
     tried = 0
     for mode in MODES:

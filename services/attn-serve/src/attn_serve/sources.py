@@ -17,6 +17,8 @@ from attn_schema import DeploymentConfig, EngineConfig
 from attn_schema.engine import KV_CACHE_BYTES
 from attn_schema.home import model_folder_name, model_names, models_folder
 
+from attn_serve.gguf_conversion import folder_of_gguf
+
 Result = TypeVar("Result")
 
 CONFIGS = ("config.json", ADAPTER_CONFIG_NAME)
@@ -138,8 +140,6 @@ def find_folder(source: str, home: Path, hidden: Collection[str] = ()) -> Path:
         if os.path.isfile(given):  # noqa: PTH113
             if is_adapter(given):
                 return given
-            from attn_models.sources.gguf_files import folder_of_gguf
-
             return folder_of_gguf(given, home)
         # Unlike `Path.is_file`, this does not raise for paths that are too long or not permitted.
         if not any(os.path.isfile(given / name) for name in CONFIGS):  # noqa: PTH113

@@ -18,6 +18,7 @@ from attn_models.lora.files import modules_of, require_writable, weights_sha256
 from attn_models.lora.frozen import let_gradients_through
 from attn_models.lora.peft_config import is_adapter
 from attn_models.tokenizers import Tokenizer
+from attn_models.vision_language.model import VisionDecoder
 from attn_models.weights.safe_files import read_config
 from attn_schema.decoder import DecoderConfig
 from attn_schema.home import model_folder_name, model_names, models_folder
@@ -174,6 +175,7 @@ def shapes_of_base(config: TrainingConfig, home: Path) -> tuple[nn.Module, LoraA
     """
     folder = base_folder(config.model.base_model or "", home)
     built: nn.Module = fresh_model(folder)
+    freeze_tower(built)
     if config.lora.lora_rank is None:
         return built, None
     return built, _fresh(built, config, adapter_config(config, ""), folder)
@@ -227,8 +229,7 @@ class BaseModel:
             self.model,
             self.tokenizer,
             layout=self.layout,
-            generation=self.loaded.generation or None,
-            base=self.loaded.hf_config,
+            base=self.loaded,
         )
 
 
@@ -248,6 +249,7 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
             # Weights may be memory-mapped from the file, which must not be modified.
             parameter.data = parameter.data.clone()
             parameter.requires_grad_(parameter.is_floating_point())
+        freeze_tower(model)
         return BaseModel(folder=folder, loaded=loaded, adapter=None, tokenizer=tokenizer)
     model.requires_grad_(requires_grad=False)
     adapter = _fresh(model, config, adapter_config(config, weights_sha256(folder)), folder)
@@ -259,6 +261,12 @@ def load_base(config: TrainingConfig, home: Path, log: Callable[[str], None]) ->
     model.adapted = adapted
     log(f"training LoRA of rank {config.lora.lora_rank} on {len(adapter)} layers of {folder.name}")
     return BaseModel(folder=folder, loaded=loaded, adapter=adapter, tokenizer=tokenizer)
+
+
+def freeze_tower(model: nn.Module) -> None:
+    """Train no weights of the tower that sees images, if a model has one; its connector to the text is trained."""
+    if isinstance(model, VisionDecoder):
+        model.vision.requires_grad_(requires_grad=False)
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -15,8 +15,17 @@ from attn_train.data.conversations import checked_chats, checked_preferences, ro
 from attn_train.data.images import known_images, picture_files
 from attn_train.data.labels import INCLUDED as LABELLED
 from attn_train.data.labels import label_files
-from attn_train.data.load import PAIRS, TEXT, data_kind_of, default_tokenizer, require_known_text, tokenizer_folder
+from attn_train.data.load import (
+    PAIRS,
+    TEXT,
+    data_kind_of,
+    default_tokenizer,
+    require_known_text,
+    tiles_of,
+    tokenizer_folder,
+)
 from attn_train.data.pairs import known_pair_sets, pair_paths
+from attn_train.data.pictures import require_seen
 from attn_train.data.prompts import PROMPT, encoded_prompt, prompt_rows
 from attn_train.data.reading import Reading
 from attn_train.data.rendering import require_template
@@ -99,11 +108,13 @@ def check_conversations(config: TrainingConfig, home: Path) -> None:
                 break
         return
     checked = checked_chats if data.format == "chat" else checked_preferences
-    reading = Reading.of(data)
+    reading = Reading.of(data, tiles_of(config, tokenizer, home))
     found: Any = None
-    for _, found in checked(rows_in(input_files([data.path]), reading), reading):
+    for place, found in checked(rows_in(input_files([data.path]), reading), reading):
         if isinstance(found, Chat | tuple):
             require_template(tokenizer)
+        if isinstance(found, Chat):
+            require_seen(found, reading.tiles, place)
     if found is None:
         raise InvalidValue.of(
             FIELD, f"{data.path} with none{reading}", f"at least one row for the format {data.format}"

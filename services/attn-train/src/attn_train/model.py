@@ -181,8 +181,9 @@ def _check_base(config: TrainingConfig, home: Path) -> None:
     check_blocks(built, config)
     check_layout(built, config)
     _check_documents(built, config)
-    trained = _count(built if adapter is None else adapter)
-    frozen = 0 if adapter is None else _count(built)
+    learned = (built if adapter is None else adapter).parameters()
+    trained = sum(parameter.numel() for parameter in learned if parameter.requires_grad)
+    frozen = _count(built) - (trained if adapter is None else 0)
     _require_memory(trained, device, FROZEN_BYTES * frozen + batch)
     _require_disk(trained, config.checkpoint.save_total_limit, home)
 

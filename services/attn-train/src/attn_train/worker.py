@@ -181,7 +181,7 @@ def _trainer(assignment: Assignment, model: Any, dataset: Dataset, group: Group)
         checkpoints=checkpoints,
         group=group,
         rebuild=partial(build_model, config, dataset),
-        data_digest=data_digest(config, assignment.home),
+        data_digest=data_digest(config, assignment.home, getattr(dataset, "files", ())),
     )
 
 
@@ -261,9 +261,11 @@ def _facts(config: TrainingConfig, step: int, metrics: Mapping[str, float]) -> d
 
 
 def _description(model: Any, dataset: Dataset, workers: int) -> str:
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    every = list(model.parameters())
+    count, trained = (sum(one.numel() for one in every if one.requires_grad or kept) for kept in (True, False))
+    parameters = f"{count} parameters" if trained == count else f"{trained} of {count} parameters are trained"
     model_fields = ", ".join(f"{name} {value}" for name, value in dataset.model_fields.items())
-    device = next(model.parameters()).device
+    device = every[0].device
     where = f"{torch.get_num_threads()} threads" if device.type == "cpu" else f"on {device}"
     shared = f", {workers} workers" if workers > 1 else ""
-    return f"{parameters} parameters, {model_fields}, {dataset.summary}, {where}{shared}"
+    return f"{parameters}, {model_fields}, {where}{shared}, {dataset.summary}"

@@ -23,6 +23,7 @@ from attn_train.model import configured, model_of_shapes, resolved
 from attn_train.records import StopFlag
 from attn_train.trainer import Trainer
 from attn_train.worker import build_model
+from cases import each
 
 SENTENCE = "1\tdogs\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\trun\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
 DOOR_OF = {"deepseek": "deepseek_v3", "gemma3": "gemma3_text", "qwen3-next": "qwen3_next"}
@@ -88,7 +89,7 @@ def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, recor
 CAUSAL = sorted(each.name for each in installed().mechanisms if each.can(Capability.CAUSAL))
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@each("name", CAUSAL)
 def test_every_causal_mechanism_stands_in_the_usual_decoder(name):
     config = resolved(TrainingConfig.from_mapping({"model": {"mechanism": name}, "data": {"dataset": "recall"}}))
     assert model_of_shapes(config.model, config.data).config.choice(0).mechanism.endswith(name)

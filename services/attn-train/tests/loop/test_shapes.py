@@ -139,8 +139,9 @@ def test_ties_are_left_out_and_verdicts_that_differ_are_counted(tmp_path):
     ("row", "complaint"),
     [
         ({"text": "a"}, "messages.*or prompt, completion"),
-        ({"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, YES]}, "parts of text"),
-        ({"messages": [HI, YES], "image": "a.png"}, "'image'.*not trained on"),
+        ({"messages": [HI | {"content": [{"type": "image_url", "image_url": "x"}]}, YES]}, "an image file below"),
+        ({"messages": [HI, YES], "image": "a.png"}, "a.png.*an image file below"),
+        ({"messages": [HI, YES], "audio": "a.wav"}, "audio.*not trained on"),
         ({"messages": [HI, YES | {"tool_calls": [{"id": 1}]}]}, "tool_calls"),
         ({"messages": [HI, YES | {"loss_mask": 0}]}, "loss_mask"),
         ({"message_id": "a", "parent_id": None, "text": "hi", "role": "prompter"}, "file of trees"),

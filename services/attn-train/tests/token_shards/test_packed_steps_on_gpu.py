@@ -41,6 +41,7 @@ def trainer(gpu, prepared, lines, tmp_path):
     return make
 
 
+@pytest.mark.sweep(lambda name, precision: name)
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_host_waits_in_no_step_over_packed_documents(name, precision, trainer, gpu):

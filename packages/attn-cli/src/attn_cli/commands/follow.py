@@ -24,6 +24,7 @@ SHOWN = {
     "validation_left_out": "{:.0f} left out of validation",
     "reward": "reward {:.3f}",
     "validation_reward": "validation reward {:.3f}",
+    "reward_accuracy": "reward accuracy {:.1%}",
     "learning_rate": "rate {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "answer_accuracy": "answer accuracy {:.1%}",

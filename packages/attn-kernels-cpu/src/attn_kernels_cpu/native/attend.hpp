@@ -5,12 +5,48 @@
 
 #include "linear.hpp"
 
-// Cached keys or values: row i of head h begins at `at + i * row + h * head`, in elements of `format`.
+// Cached keys or values: row i of head h begins at `at + i * row + h * head`, in elements of `format`. In INT8 these are
+// codes, and the numbers are codes times a float16, `scales[i * scale_row + h * scale_head]`.
 struct Memory {
   void* at;
   int64_t row, head;
   int32_t format;
+  uint16_t* scales;
+  int64_t scale_row, scale_head;
+
+  template <class Element>
+  Element* of(int64_t i, int h) const { return (Element*)at + i * row + h * head; }
+  uint16_t& scale(int64_t i, int h) const { return scales[i * scale_row + h * scale_head]; }
 };
+
+// Calls `run` with an element of a memory's format.
+template <class Run>
+static inline void with_element(const Memory& memory, Run run) {
+  if (memory.format == FLOAT32) return run(float());
+  if (memory.format == INT8) return run(int8_t());
+  run(uint16_t());
+}
+
+// A float16 near a number that is not below it.
+static inline uint16_t half_above(float x) {
+  const uint16_t near = half_of(x);
+  return float_of_half(near) < x ? half_of(x * (1 + 0x1p-10f) + 0x1p-24f) : near;
+}
+
+// Rounds a row to codes from -127 to 127 and returns their scale, with the bits of attn_cache's `quantize_symmetric`.
+static inline uint16_t code_row(const float* row, int size, int8_t* codes) {
+  Ints top = all_ints(0);
+  // The bits of magnitudes, compared as integers, have the order of the floats, and NaN is the largest.
+  for (int d = 0; d < size; d += 16) top = larger_ints(top, magnitude_bits(load16(row + d)));
+  const int32_t bits = largest_of_ints(top);
+  float largest;
+  std::memcpy(&largest, &bits, 4);
+  const uint16_t half = half_above(largest / 127.0f);
+  const float scale = float_of_half(half);
+  const bool whole = scale > 0 && scale <= 65504.0f;
+  for (int d = 0; d < size; d += 16) store_bytes(codes + d, whole ? nearest_ints(load16(row + d) / all(scale)) : all_ints(0));
+  return half;
+}
 
 struct Heads {
   int32_t query, shared, size;

@@ -28,7 +28,7 @@ struct Attention {
   Seen seen;
   int tokens;
   float scale;
-  int parts;  // the bfloat16 numbers that an operand is split into for AMX tiles, one or three; 0: no tiles
+  int parts;  // the bfloat16 numbers that an operand is split into for AMX tiles, one or three; 0: no tiles, as for codes
 
   int group() const { return heads.query / heads.shared; }
   const float* query(int token, int head) const { return rows.query + token * rows.width + head * heads.size; }
@@ -117,15 +117,17 @@ static void attend_in_tiles(const Attention& a, Tile tile, int shared) {
 template <class Element>
 static void attend_some(const Attention& a, Tile tile, int shared, int heads) {
 #ifdef TILE_REGISTERS
-  if (a.parts)
-    for (int h = shared; h < shared + heads; h++)
-      if (a.parts == 1)
-        attend_in_tiles<1, Element>(a, tile, h);
-      else
-        attend_in_tiles<3, Element>(a, tile, h);
-  else
+  if constexpr (!std::is_same_v<Element, int8_t>)
+    if (a.parts) {
+      for (int h = shared; h < shared + heads; h++)
+        if (a.parts == 1)
+          attend_in_tiles<1, Element>(a, tile, h);
+        else
+          attend_in_tiles<3, Element>(a, tile, h);
+      return;
+    }
 #endif
-    attend_tile<Element>(a, tile, shared, heads);
+  attend_tile<Element>(a, tile, shared, heads);
 }
 
 // The work of one thread of a team; with AMX its tile registers must be configured.
@@ -137,13 +139,13 @@ static void attend_together(const Attention& a, const std::vector<Tile>& tiles) 
   for (int task = (int)tiles.size() * parts - 1; task >= 0; task--) {
     const Tile tile = tiles[task / parts];
     const int first = task % parts * each, last = std::min(first + each, shared);
-    // Heads of a row lie together, so they are read together if their weights stay in the cache.
-    const int together = std::max(1, MAX_WEIGHTS / (tile.tokens * a.group() * (a.seen.count[tile.token] + MAX_TOKENS)));
-    for (int h = first; h < last; h += together)
-      if (a.key.format == FLOAT32)
-        attend_some<float>(a, tile, h, std::min(together, last - h));
-      else
-        attend_some<uint16_t>(a, tile, h, std::min(together, last - h));
+    // Heads of a row lie together, so they are read together if their weights stay in the cache: for few rows that of
+    // the chip, as each key and value is read for them alone.
+    const int most = tile.tokens == 1 ? 4 * MAX_WEIGHTS : MAX_WEIGHTS;
+    const int together = std::max(1, most / (tile.tokens * a.group() * (a.seen.count[tile.token] + MAX_TOKENS)));
+    with_element(a.key, [&](auto element) {
+      for (int h = first; h < last; h += together) attend_some<decltype(element)>(a, tile, h, std::min(together, last - h));
+    });
   }
 }
 

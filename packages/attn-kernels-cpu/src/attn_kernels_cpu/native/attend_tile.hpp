@@ -7,7 +7,8 @@
 
 constexpr int KEYS_TOGETHER = 32;  // the keys that are transposed at once, a multiple of sixteen
 constexpr int FETCHED_AHEAD = 32;  // rows of the cache are fetched so many rows before their turn
-constexpr int NEAR_ROWS = 64;      // the values that all rows of a tile are mixed with while they are in the L1 cache
+constexpr int NEAR_ROWS = 64;      // the most rows of values that all rows of a tile are mixed with together
+constexpr int NEAR_FLOATS = 16 * 1024;  // the most floats of them, for all heads, to stay in the L2 cache beside the weights
 
 // How many times sixteen sums a row has at once, so that few rows also have enough to hide their latency.
 template <int ROWS>
@@ -30,15 +31,26 @@ static inline void fetch_row(const Element* at, int size) {
   for (int d = 0; d < size; d += 64 / sizeof(Element)) __builtin_prefetch(at + d, 0, 3);
 }
 
-// Transposes sixteen cached keys [16, size] into `transposed` [size, 16]; the last of `here` keys is repeated.
+// Transposes sixteen cached keys [16, size] of a head into `transposed` [size, 16]; the last of `here` keys is repeated.
 template <class Element>
-static inline void transpose_keys(const Element* keys, int64_t row, const int64_t* numbers, int here, int size,
-                                  float* transposed) {
+static inline void transpose_keys(const Memory& key, int head, const int64_t* numbers, int here, int size, float* transposed) {
+  constexpr bool CODES = std::is_same_v<Element, int8_t>;
+  const Element* keys[16];
+  uint16_t halves[16];
+  for (int i = 0; i < 16; i++) {
+    const int64_t number = numbers[std::min(i, here - 1)];
+    keys[i] = key.of<Element>(number, head);
+    if (CODES) halves[i] = key.scale(number, head);
+  }
+  const Floats scales = CODES ? load_halves(halves) : all(1.0f);
   for (int d = 0; d < size; d += 16) {
     Floats lanes[16];
-    for (int i = 0; i < 16; i++) lanes[i] = load16(keys + numbers[std::min(i, here - 1)] * row + d);
+    for (int i = 0; i < 16; i++) lanes[i] = load16(keys[i] + d);
     transpose16(lanes);
-    for (int i = 0; i < 16; i++) store16(transposed + (d + i) * 16, lanes[i]);
+    for (int i = 0; i < 16; i++) {
+      if constexpr (CODES) lanes[i] = lanes[i] * scales;
+      store16(transposed + (d + i) * 16, lanes[i]);
+    }
   }
 }
 
@@ -116,11 +128,12 @@ static void mix_some(const float* weights, int stride, const float* values, int 
     });
 }
 
-// Buffers for `heads` heads of keys and values: queries and outputs [heads, rows, size], weights [heads, rows, stride].
+// Buffers for `heads` heads of keys and values: queries and outputs [heads, rows, size], weights [heads, rows, stride],
+// values [heads, near, size].
 struct TileRoom {
   std::vector<float> queries, transposed, values, weights, out;
   std::vector<Span> spans, some;
-  int heads, stride;
+  int heads, stride, near;
 };
 
 // Scores of all rows and heads with some cached keys, from `j` on; all heads of a key are read before the next keys, as they lie together.
@@ -128,11 +141,11 @@ template <class Element>
 static void score_keys(const Memory& key, int shared, const int64_t* numbers, int j, int count, int size, float scale, TileRoom& room) {
   const int rows = room.spans.size();
   for (int h = 0; h < room.heads; h++) {
-    const Element* keys = (const Element*)key.at + (shared + h) * key.head;
-    for (int i = j + FETCHED_AHEAD; i < std::min(j + FETCHED_AHEAD + KEYS_TOGETHER, count); i++) fetch_row(keys + numbers[i] * key.row, size);
+    for (int i = j + FETCHED_AHEAD; i < std::min(j + FETCHED_AHEAD + KEYS_TOGETHER, count); i++)
+      fetch_row(key.of<Element>(numbers[i], shared + h), size);
     for (int k = 0; k < KEYS_TOGETHER; k += 16) {
       const int first = std::min(j + k, count - 1);
-      transpose_keys(keys, key.row, numbers + first, std::min(16, count - first), size, room.transposed.data() + k * size);
+      transpose_keys<Element>(key, shared + h, numbers + first, std::min(16, count - first), size, room.transposed.data() + k * size);
     }
     for (int r = 0; r < rows;)
       r += some_rows(rows - r, [&](auto many) {
@@ -145,25 +158,35 @@ static void score_keys(const Memory& key, int shared, const int64_t* numbers, in
   }
 }
 
+// Copies a cached row of a head as floats.
+template <class Element>
+static inline void copy_row(const Memory& memory, int64_t number, int head, int size, float* to, Element) {
+  const Element* row = memory.of<Element>(number, head);
+  if constexpr (std::is_same_v<Element, int8_t>) {
+    const Floats scale = all(float_of_half(memory.scale(number, head)));
+    for (int d = 0; d < size; d += 16) store16(to + d, load16(row + d) * scale);
+  } else {
+    for (int d = 0; d < size; d += 16) store16(to + d, load16(row + d));
+  }
+}
+
 // Mixes all rows and heads with some cached values, from `first` on: rows of a cache are far apart, often by a power of
-// two, so that few of them stay in the L1 cache unless they are copied.
+// two, so that few of them stay in the L1 cache unless they are copied, in the order in which they lie in memory.
 template <class Element>
 static void mix_values(const Memory& value, int shared, const int64_t* numbers, int first, int count, int size, TileRoom& room) {
-  const int rows = room.spans.size(), last = std::min(first + NEAR_ROWS, count);
+  const int rows = room.spans.size(), last = std::min(first + room.near, count), apart = room.near * size;
   for (int r = 0; r < rows; r++) {
     room.some[r].first = std::max(room.spans[r].first, first);
     room.some[r].last = std::max(room.some[r].first, std::min(room.spans[r].last, last));
   }
-  for (int h = 0; h < room.heads; h++) {
-    const Element* values = (const Element*)value.at + (shared + h) * value.head;
-    for (int j = first; j < last; j++) {
-      if (j + FETCHED_AHEAD < count) fetch_row(values + numbers[j + FETCHED_AHEAD] * value.row, size);
-      for (int d = 0; d < size; d += 16)
-        store16(room.values.data() + (j - first) * size + d, load16(values + numbers[j] * value.row + d));
+  for (int j = first; j < last; j++)
+    for (int h = 0; h < room.heads; h++) {
+      if (j + FETCHED_AHEAD < count) fetch_row(value.of<Element>(numbers[j + FETCHED_AHEAD], shared + h), size);
+      copy_row(value, numbers[j], shared + h, size, room.values.data() + h * apart + (j - first) * size, Element());
     }
-    mix_some(room.weights.data() + (size_t)h * rows * room.stride, room.stride, room.values.data(), first, room.some.data(), rows,
-             size, room.out.data() + h * rows * size);
-  }
+  for (int h = 0; h < room.heads; h++)
+    mix_some(room.weights.data() + (size_t)h * rows * room.stride, room.stride, room.values.data() + h * apart, first, room.some.data(),
+             rows, size, room.out.data() + h * rows * size);
 }
 
 // Attends the queries in `room`, each row to its span of the keys `numbers[0]` to `numbers[count - 1]` of the heads from
@@ -176,7 +199,8 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
   room.stride = (count + KEYS_TOGETHER - 1) / KEYS_TOGETHER * KEYS_TOGETHER + 16;
   room.weights.resize((size_t)all_rows * room.stride);
   room.transposed.resize(size * KEYS_TOGETHER);
-  room.values.resize(size * NEAR_ROWS);
+  room.near = std::max(8, std::min(NEAR_ROWS, NEAR_FLOATS / (room.heads * size)));
+  room.values.resize(room.heads * size * room.near);
   room.out.assign((size_t)all_rows * size, 0.0f);
   room.some.resize(rows);
   for (int j = 0; j < count; j += KEYS_TOGETHER) score_keys<Element>(key, shared, numbers, j, count, size, scale, room);
@@ -184,5 +208,5 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
     const Span seen = room.spans[r % rows];
     softmax_row(room.weights.data() + (size_t)r * room.stride + seen.first, seen.last - seen.first);
   }
-  for (int j = 0; j < count; j += NEAR_ROWS) mix_values<Element>(value, shared, numbers, j, count, size, room);
+  for (int j = 0; j < count; j += room.near) mix_values<Element>(value, shared, numbers, j, count, size, room);
 }

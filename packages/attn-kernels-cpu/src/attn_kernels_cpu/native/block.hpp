@@ -58,8 +58,12 @@ static inline void rotate_head(float* x, const float* cosines, const float* sine
 template <class Element>
 static inline void write_cache(const float* rows, const Memory& memory, int64_t target, const Heads& heads) {
   for (int h = 0; h < heads.shared; h++) {
-    Element* to = (Element*)memory.at + target * memory.row + h * memory.head;
-    for (int d = 0; d < heads.size; d += 16) store16(to + d, load16(rows + h * heads.size + d));
+    const float* row = rows + h * heads.size;
+    Element* to = memory.of<Element>(target, h);
+    if constexpr (std::is_same_v<Element, int8_t>)
+      memory.scale(target, h) = code_row(row, heads.size, to);
+    else
+      for (int d = 0; d < heads.size; d += 16) store16(to + d, load16(row + d));
   }
 }
 
@@ -75,17 +79,14 @@ static inline void place_token(float* row, const Block& b, const LayerStep& s, i
     for (int h = 0; h < heads.query + heads.shared; h++)
       rotate_head(row + h * heads.size, cosines, sines, b.rotated, b.interleaved);
   }
-  if (s.key.format == FLOAT32) {
-    write_cache<float>(key, s.key, s.targets[t], heads);
-    write_cache<float>(value, s.value, s.targets[t], heads);
-  } else {
-    write_cache<uint16_t>(key, s.key, s.targets[t], heads);
-    write_cache<uint16_t>(value, s.value, s.targets[t], heads);
-  }
+  with_element(s.key, [&](auto element) {
+    write_cache<decltype(element)>(key, s.key, s.targets[t], heads);
+    write_cache<decltype(element)>(value, s.value, s.targets[t], heads);
+  });
 }
 
 static Attention attention_of(const Block& b, const LayerStep& s, Rows rows) {
-  return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, tiles_allowed() ? b.parts : 0};
+  return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, tiles_allowed() && s.key.format != INT8 ? b.parts : 0};
 }
 
 static void norm_rows(const float* x, int tokens, int width, const float* gain, float eps, float* out, int threads) {

@@ -32,6 +32,8 @@ enum Format : int32_t {
 #error "no vectors of this chip are known: AVX-512 with VNNI, AVX2 with FMA and F16C, or NEON with dot products"
 #endif
 
+static inline Floats load16(const int8_t* at) { return floats_of(load_bytes(at)); }
+
 // e^x, accurate to 2 units in the last place; 0 for -inf, and NaN stays NaN.
 static inline Floats exp16(Floats x) {
   Floats y = smaller(larger(x, all(-126.0f)), all(88.7f));

@@ -113,9 +113,9 @@ def _losses(tokens: list[int], before: Decoder, after: Decoder, report: Report) 
 def _save(target: Path, model: Decoder, loaded: LoadedModel, own: str) -> str:
     """Save in the layout `own` if it can express the model, else in attn's; returns the layout used."""
     try:
-        save_model(target, model, loaded.tokenizer, layout=own, generation=loaded.generation, base=loaded.hf_config)
+        save_model(target, model, loaded.tokenizer, layout=own, base=loaded)
     except Incompatible:
-        save_model(target, model, loaded.tokenizer, generation=loaded.generation, base=loaded.hf_config)
+        save_model(target, model, loaded.tokenizer, base=loaded)
         return NativeAdapter.model_type
     return own
 

@@ -20,6 +20,8 @@ from attn_schema.decoder import (
 )
 from msgspec import Meta
 
+from attn_models.attention import LayerAttention, stepped_attention
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(SequenceConfig, SourceConfig):
@@ -46,7 +48,24 @@ class BottleneckConfig(EncoderDecoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RnnsearchConfig(EncoderDecoderConfig, SingleAttentionConfig):
+class SteppedConfig(EncoderDecoderConfig, SingleAttentionConfig):
+    """Fields of recurrent models with attention: `mechanism`, with `num_heads` heads and its `options`."""
+
+    @property
+    def attended(self) -> tuple[int, int]:
+        """The size of the states that are attended to, and the most of them."""
+        return self.hidden_size, self.max_encoder_len
+
+
+def attention_of(config: SteppedConfig) -> LayerAttention:
+    """The attention over the encoder's states; raises the errors of `stepped_attention`."""
+    size, longest = config.attended
+    sizes = {"hidden_size": size, "num_heads": config.num_heads, "max_seq_len": longest}
+    return stepped_attention(config.mechanism, config.options, **sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RnnsearchConfig(SteppedConfig):
     """RNNsearch (Bahdanau et al. 2015). In the paper's letters, `hidden_size` is n, `embedding` m, and `maxout` l, the
     number of units before the output.
 
@@ -57,9 +76,14 @@ class RnnsearchConfig(EncoderDecoderConfig, SingleAttentionConfig):
     maxout: Size
     mechanism: str = "attn-variants/alignment"
 
+    @property
+    def attended(self) -> tuple[int, int]:
+        """Annotations of both directions."""
+        return 2 * self.hidden_size, self.max_encoder_len
+
 
 @dataclass(frozen=True, kw_only=True)
-class LuongConfig(BottleneckConfig, SingleAttentionConfig):
+class LuongConfig(BottleneckConfig, SteppedConfig):
     """LSTM stacks with attention after the last layer (Luong et al. 2015): `mechanism` is luong, local_m or local_p.
 
     `input_feeding` adds the attentional vector of a step to the input of the next.
@@ -70,7 +94,7 @@ class LuongConfig(BottleneckConfig, SingleAttentionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowAttendTellConfig(EncoderDecoderConfig, SingleAttentionConfig):
+class ShowAttendTellConfig(SteppedConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
     A CNN of `convolutions` layers computes `features` numbers for each cell; `mechanism` attends to the cells, with
@@ -97,6 +121,11 @@ class ShowAttendTellConfig(EncoderDecoderConfig, SingleAttentionConfig):
     def cells(self) -> int:
         """The number of cells of the grid."""
         return self.rows * self.columns
+
+    @property
+    def attended(self) -> tuple[int, int]:
+        """The cells of an image."""
+        return self.features, self.cells
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from attn_core import ModelFamily
 
-from attn_models.attention import cross_attention, decoder_attention, encoder_attention, stepped_attention
+from attn_models.attention import cross_attention, decoder_attention, encoder_attention
 from attn_models.encoder_decoder.config import (
     BottleneckConfig,
     EncoderDecoderConfig,
@@ -17,6 +17,7 @@ from attn_models.encoder_decoder.config import (
     ShowAttendTellConfig,
     T5Config,
     TransformerConfig,
+    attention_of,
 )
 
 
@@ -55,14 +56,7 @@ class SteppedFamily(EncoderDecoderFamily):
 
     def check(self, config: Any) -> None:
         """Check the mechanism over annotations."""
-        size, longest = self.attended(config)
-        stepped_attention(
-            config.mechanism, config.options, hidden_size=size, num_heads=config.num_heads, max_seq_len=longest
-        )
-
-    def attended(self, config: Any) -> tuple[int, int]:
-        """The size of the states that are attended to, and the most of them."""
-        return config.hidden_size, config.max_encoder_len
+        attention_of(config)
 
 
 class RnnsearchFamily(SteppedFamily):
@@ -72,10 +66,6 @@ class RnnsearchFamily(SteppedFamily):
     summary = "RNNsearch: recurrent translation over any cross-attention (Bahdanau et al. 2015)."
     Config = RnnsearchConfig
     built_by = ("attn_models.encoder_decoder.translation", "Rnnsearch")
-
-    def attended(self, config: Any) -> tuple[int, int]:
-        """Annotations of both directions."""
-        return 2 * config.hidden_size, config.max_encoder_len
 
 
 class LuongFamily(SteppedFamily):
@@ -119,10 +109,6 @@ class ShowAttendTellFamily(SteppedFamily):
     summary = "Show, Attend and Tell: captions of images, over any cross-attention (Xu et al. 2015)."
     Config = ShowAttendTellConfig
     built_by = ("attn_models.encoder_decoder.show_attend_tell", "ShowAttendTell")
-
-    def attended(self, config: Any) -> tuple[int, int]:
-        """The cells of an image."""
-        return config.features, config.cells
 
 
 def encoder_decoder_families() -> list[ModelFamily]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attn_core import Field, Fields, RaggedBatch, Slot, Source
@@ -65,15 +65,20 @@ def query_projection(chosen: LayerAttention, hidden_size: int) -> nn.Module:
 
 
 class RecurrentModel(nn.Module):
-    """An `EncoderDecoderModel` whose decoder is a recurrent cell. Subclasses define `embedding`, `read`, `advance` and
-    `logits`.
+    """An `EncoderDecoderModel` whose decoder is a recurrent cell. Subclasses define `embedding`, `read`, `advance`,
+    `dropout` and `unembedding`.
 
     `fields` are the cell's states; those in `begun` are initialised by the encoder, the others with zeros. The state of
     a request is a `Slot`; its initial value is a `Source` of one row, computed once when the request is admitted.
     """
 
+    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
+    """Names of the layers that map hidden states to logits."""
+
     embedding: nn.Embedding
     attention: Any
+    dropout: nn.Dropout
+    unembedding: nn.Linear
 
     def __init__(
         self,
@@ -115,9 +120,10 @@ class RecurrentModel(nn.Module):
         """One time step: hidden states [batch, hidden] for `logits` and the cell's new state, from the embedded tokens
         [batch, embedding] and the cell's state `held`."""
 
-    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] of hidden states [..., hidden]."""
+        scores: Tensor = self.unembedding(self.dropout(hidden))
+        return scores
 
     @property
     def mechanisms(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from attn_core import DeclaredMechanism, Source
@@ -12,8 +11,8 @@ from attn_core.distributions import Hard
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.attention import LayerAttention, stepped_attention
-from attn_models.encoder_decoder.config import ShowAttendTellConfig
+from attn_models.attention import LayerAttention
+from attn_models.encoder_decoder.config import ShowAttendTellConfig, attention_of
 from attn_models.encoder_decoder.encoder_input import EncoderOutput
 from attn_models.encoder_decoder.recurrent import Attend, Held, RecurrentModel, query_projection
 from attn_models.recurrent.cells import lstm_fields, lstm_stack, lstm_step
@@ -29,14 +28,9 @@ class ShowAttendTell(RecurrentModel):
     with the rest. The training loss adds the doubly stochastic penalty (equation 14) times `doubly_stochastic`.
     """
 
-    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
-    """Names of the layers that map hidden states to logits."""
-
     def __init__(self, config: ShowAttendTellConfig) -> None:
         width, features = config.hidden_size, config.features
-        chosen = stepped_attention(
-            config.mechanism, config.options, hidden_size=features, num_heads=config.num_heads, max_seq_len=config.cells
-        )
+        chosen = attention_of(config)
         super().__init__(config, lstm_fields(width, 1), ("hidden", "cell"), chosen)
         if config.doubly_stochastic and _is_hard(chosen):
             allowed = f"0 with {config.mechanism}, whose weights have no gradient"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from attn_core import Field
 from torch import Tensor, nn
 
-from attn_models.attention import stepped_attention
-from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig
+from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig, attention_of
 from attn_models.encoder_decoder.encoder_input import EncoderOutput, reverse_sequences
 from attn_models.encoder_decoder.recurrent import Attend, Held, RecurrentModel, query_projection
 from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, lstm_stack, lstm_state, lstm_step
@@ -18,9 +16,6 @@ from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, l
 
 class Bottleneck(RecurrentModel):
     """An LSTM encoder and an LSTM decoder that starts with the encoder's last state v = (h_T, c_T)."""
-
-    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
-    """Names of the layers that map hidden states to logits."""
 
     def __init__(self, config: BottleneckConfig) -> None:
         super().__init__(config, lstm_fields(config.hidden_size, config.num_layers), ("hidden", "cell"), None)
@@ -49,11 +44,6 @@ class Bottleneck(RecurrentModel):
         hidden: Tensor = self.decoder(self.dropout(self.embedding(tokens)), last)[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits W h of the words."""
-        scores: Tensor = self.unembedding(self.dropout(hidden))
-        return scores
-
 
 class Rnnsearch(RecurrentModel):
     """A bidirectional GRU encoder computes annotations h_j = [→h_j; ←h_j], to which the decoder attends before each
@@ -65,18 +55,9 @@ class Rnnsearch(RecurrentModel):
     neither has projection matrices, and the score is the paper's e_ij = vᵀ tanh(W s_{i-1} + U h_j).
     """
 
-    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
-    """Names of the layers that map hidden states to logits."""
-
     def __init__(self, config: RnnsearchConfig) -> None:
         width, annotation = config.hidden_size, 2 * config.hidden_size
-        chosen = stepped_attention(
-            config.mechanism,
-            config.options,
-            hidden_size=annotation,
-            num_heads=config.num_heads,
-            max_seq_len=config.max_encoder_len,
-        )
+        chosen = attention_of(config)
         super().__init__(config, {"state": Field((width,))}, ("state",), chosen)
         self.source_embedding = nn.Embedding(config.vocab_size, config.embedding)
         self.embedding = nn.Embedding(config.vocab_size, config.embedding)
@@ -100,11 +81,6 @@ class Rnnsearch(RecurrentModel):
         pairs = self.readout(torch.cat([state, entering, context], dim=-1)).unflatten(-1, (-1, 2))
         return pairs.amax(-1), {"state": self.cell(entering, state, context)}
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits W t of the words."""
-        scores: Tensor = self.unembedding(self.dropout(hidden))
-        return scores
-
 
 class Luong(RecurrentModel):
     """The decoder's state h_t attends to the encoder's states h̄_s; a word is predicted from h̃_t = tanh(W [c_t; h_t])
@@ -114,18 +90,9 @@ class Luong(RecurrentModel):
     into the source's order, so that word t is at position t for local attention.
     """
 
-    output_layers: ClassVar[tuple[str, ...]] = ("unembedding",)
-    """Names of the layers that map hidden states to logits."""
-
     def __init__(self, config: LuongConfig) -> None:
         width = config.hidden_size
-        chosen = stepped_attention(
-            config.mechanism,
-            config.options,
-            hidden_size=width,
-            num_heads=config.num_heads,
-            max_seq_len=config.max_encoder_len,
-        )
+        chosen = attention_of(config)
         fields = dict(lstm_fields(width, config.num_layers))
         if config.input_feeding:
             fields["fed"] = Field((width,))
@@ -155,8 +122,3 @@ class Luong(RecurrentModel):
         hidden, fresh = lstm_step(self.decoder, entering, held)
         attentional = torch.tanh(self.joined(torch.cat([attend(hidden), hidden], dim=-1)))
         return attentional, fresh | ({"fed": attentional} if self.feeds else {})
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits W_s h̃ of the words."""
-        scores: Tensor = self.unembedding(self.dropout(hidden))
-        return scores

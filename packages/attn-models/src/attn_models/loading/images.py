@@ -29,7 +29,7 @@ from attn_models.encoder.clip import ClipImage, ClipText
 from attn_models.encoder.config import ClipImageConfig, ImageEncoderConfig
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
-from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_json_object
+from attn_models.weights.safe_files import CONFIG_LIMIT, member, read_config, read_json_object
 from attn_models.weights.safetensors_files import require_floats
 
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
@@ -108,6 +108,12 @@ def image_settings(folder: Path) -> tuple[Path, Any]:
         return path, read_json_object(path, CONFIG_LIMIT)
     path = member(folder, PROCESSOR)
     return path, read_json_object(path, CONFIG_LIMIT).get("image_processor", {}) if path.is_file() else None
+
+
+def processor_files(folder: Path) -> dict[str, Any]:
+    """The contents of the files of a model folder that describe how images are read, by name."""
+    paths = [member(folder, name) for name in (PREPROCESSOR, PROCESSOR)]
+    return {path.name: read_config(path) for path in paths if path.is_file()}
 
 
 def read_preprocessor(folder: Path, config: ImageEncoderConfig) -> ImageReader:

@@ -349,7 +349,7 @@ def save_model(
     *,
     layout: str | None = None,
     generation: dict[str, Any] | None = None,
-    base: Mapping[str, Any] | None = None,
+    base: LoadedModel | None = None,
 ) -> Path:
     """Write a model as a checkpoint folder, which replaces an existing one; it is written completely or not at all.
 
@@ -358,16 +358,22 @@ def save_model(
     other programs too. For a model of a plugin it is that of its adapter, and config.json names the plugin's package.
     Parameters that modules share are written once.
 
-    `base` is the config.json of the model that this one was made from: what it says and the layout does not write, such
-    as the ids of special tokens, is kept. Without it, config.json has the ids of the tokenizer's special tokens.
+    `base` is the model that this one was made from: what its config.json says and the layout does not write, such as
+    the ids of special tokens, is kept, and so are its generation_config.json and the files that describe how it reads
+    images. Without it, config.json has the ids of the tokenizer's special tokens.
 
     Raises `Incompatible` for a model that the layout cannot express, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` for errors of the file system, `WrongState` for a model whose weights are packed.
     """
     described, tensors = in_layout(model, layout)
     ids = {} if tokenizer is None else tokenizer.config_ids()
-    described = ids | described if base is None else _kept(base, described)
+    described = ids | described if base is None else _kept(base.hf_config, described)
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
+    if base is not None:
+        from attn_models.loading.images import processor_files
+
+        files |= processor_files(base.path)
+        generation = generation or base.generation
     if generation:
         files["generation_config.json"] = generation
     return write_folder(folder, described, tensors, files)

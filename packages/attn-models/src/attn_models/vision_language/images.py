@@ -49,18 +49,22 @@ class TileReader:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
-    def read(self, data: bytes, name: str = "image") -> Tiles:
-        """The tiles of an image file, given by its bytes; raises `InvalidValue` for the field `name` if it is not an
-        image or too large."""
-        image = open_image(data, name)
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """The rows and columns of tiles of an image of this size in pixels; 0 and 0 if it is not split."""
+        wide, high = self._multiples(*_bounded(*_longest(width, height, self.longest_edge)))
+        rows, columns = high // self.side, wide // self.side
+        return (rows, columns) if self.split and rows * columns > 1 else (0, 0)
+
+    def read(self, source: bytes | Path, name: str = "image") -> Tiles:
+        """The tiles of an image file, given by its bytes or its path; raises `InvalidValue` for the field `name` if it
+        is not an image or too large."""
+        image = open_image(source, name)
         width, height = image.size
+        rows, columns = self.grid(width, height)
         image = _resized(image, _bounded(*_longest(width, height, self.longest_edge)))
-        if not self.split:
+        if not rows:
             return Tiles(self._pixels([_resized(image, (self.side, self.side))]), 0, 0)
-        image = _resized(image, self._multiples(*image.size))
-        columns, rows = image.width // self.side, image.height // self.side
-        if rows == columns == 1:
-            return Tiles(self._pixels([image]), 0, 0)
+        image = _resized(image, (columns * self.side, rows * self.side))
         corners = [(column * self.side, row * self.side) for row in range(rows) for column in range(columns)]
         cut = [image.crop((left, top, left + self.side, top + self.side)) for left, top in corners]
         return Tiles(self._pixels([*cut, _resized(image, (self.side, self.side))]), rows, columns)

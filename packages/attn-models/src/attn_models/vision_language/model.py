@@ -55,6 +55,10 @@ class SiglipTower(nn.Module):
         return normed
 
 
+TILES_AT_ONCE = 4
+"""The number of image tiles that the vision tower processes in one batch."""
+
+
 class VisionDecoder(Decoder):
     """A decoder with a vision tower. `image_rows` computes image embeddings before the prompt is run; inside `placing`
     they replace the embeddings of image tokens."""
@@ -72,11 +76,35 @@ class VisionDecoder(Decoder):
 
     def image_rows(self, images: Tensor) -> Tensor:
         """Image embeddings [images, tokens, hidden_size] of images [images, channels, side, side], floating point."""
+        return torch.cat([self._rows_of(some) for some in torch.split(images, TILES_AT_ONCE)])
+
+    def _rows_of(self, images: Tensor) -> Tensor:
         rows: Tensor = self.vision(images.to(self.connector.weight))
         cells, near = self.config.vision.side // self.config.scale_factor, self.config.scale_factor
         grid = rows.view(len(rows), cells, near, cells, near, -1).transpose(2, 3)
         joined: Tensor = self.connector(grid.reshape(len(rows), cells * cells, -1))
         return joined
+
+    @contextmanager
+    def seeing(self, tokens: Tensor, images: Tensor) -> Iterator[None]:
+        """A context in which the embeddings of `images` are those of the image tokens of sequences [batch, tokens].
+
+        `images` [batch, images, channels, side, side] are those of each sequence, as many as its image tokens stand
+        for, and padding after them. Raises `InvalidValue` if there are too few.
+        """
+        shown = tokens == self.config.image_token_id
+        if not bool(shown.any()):
+            yield
+            return
+        tokens_of, each = shown.sum(1), self.config.tokens_per_tile
+        counts = tokens_of // each
+        if bool(((counts * each != tokens_of) | (counts > images.shape[1])).any()):
+            allowed = f"an image for each {each} of the {tokens_of.tolist()} image tokens of the sequences"
+            raise InvalidValue.of("images", f"{images.shape[1]} images", allowed)
+        real = torch.arange(images.shape[1], device=images.device) < counts[:, None]
+        rows = self.image_rows(images[real]).flatten(0, 1)
+        with self.placing(PlacedRows(shown.flatten().nonzero().flatten(), rows)):
+            yield
 
     @contextmanager
     def placing(self, placed: PlacedRows) -> Iterator[None]:
@@ -86,19 +114,6 @@ class VisionDecoder(Decoder):
             yield
         finally:
             self._placed = None
-
-    def hidden_of_images(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Hidden states [tokens, hidden_size] of one whole prompt [tokens], with the image embeddings `rows` in place
-        of its image tokens, in order.
-
-        Raises `InvalidValue` unless there are as many embeddings as image tokens.
-        """
-        places, rows = (tokens == self.config.image_token_id).nonzero().flatten(), rows.flatten(0, -2)
-        if len(rows) != len(places):
-            allowed = f"{len(places)}, as many as image tokens ({self.config.image_token_id}) in the prompt"
-            raise InvalidValue.of("rows", len(rows), allowed)
-        with self.placing(PlacedRows(places, rows)):
-            return self.hidden(tokens[None])[0]
 
     def embed(self, tokens: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
         """See `Decoder.embed`; the rows of images replace those of their tokens."""

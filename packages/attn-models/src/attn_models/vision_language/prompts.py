@@ -17,14 +17,13 @@ from torch import Tensor
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import Message
 from attn_models.tokenizers.tokenizer import NO_VALUES
-from attn_models.vision_language.images import TileReader, Tiles
+from attn_models.vision_language.config import VisionDecoderConfig
+from attn_models.vision_language.images import TileReader
 from attn_models.vision_language.model import VisionDecoder
 
 IMAGE_DELIMITER, GLOBAL_IMAGE = "<fake_token_around_image>", "<global-img>"
 MOST_IMAGES = 64
 """The largest number of images in one conversation."""
-TILES_AT_ONCE = 4
-"""The number of image tiles that the vision tower processes in one batch."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,37 @@ def key_of(images: Sequence[Sequence[bytes]], tokens: Sequence[int] = ()) -> str
     return hashlib.sha256(b"".join(digests) + repr(list(tokens)).encode()).hexdigest()
 
 
-class TilePrompts(ImagePrompts):
-    """Encodes conversations with images in the format of SmolVLM's training; raises `Incompatible` for a vocabulary
-    without the tokens around images."""
+class TileTexts:
+    """The tokens that stand for images in prompts, in the format of SmolVLM's training; raises `Incompatible` for a
+    vocabulary without the tokens around images."""
 
-    def __init__(self, tokenizer: Tokenizer, model: VisionDecoder, reader: TileReader) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: VisionDecoderConfig, reader: TileReader) -> None:
         missing = [token for token in (IMAGE_DELIMITER, GLOBAL_IMAGE) if tokenizer.id(token) is None]
         if missing:
             raise Incompatible(f"the tokenizer lacks {', '.join(missing)}, which delimit images")
+        self.reader = reader
+        self.image_token_id = config.image_token_id
+        self._tokenizer = tokenizer
+        self._rows = tokenizer.token(config.image_token_id) * config.tokens_per_tile
+
+    def ids(self, rows: int, columns: int) -> list[int]:
+        """The tokens of an image with these tiles, as transformers' processor of these models writes them."""
+        whole = f"{IMAGE_DELIMITER}{GLOBAL_IMAGE}{self._rows}{IMAGE_DELIMITER}"
+        lines = [
+            "".join(f"{IMAGE_DELIMITER}<row_{row}_col_{column}>{self._rows}" for column in range(1, columns + 1))
+            for row in range(1, rows + 1)
+        ]
+        text = "".join(f"{line}\n" for line in lines) + "\n" * bool(rows) + whole
+        return self._tokenizer.encode(text, add_special=False)
+
+
+class TilePrompts(ImagePrompts):
+    """Encodes conversations with images as `TileTexts` has them."""
+
+    def __init__(self, tokenizer: Tokenizer, model: VisionDecoder, reader: TileReader) -> None:
         super().__init__(tokenizer, model.config.image_token_id)
         self._model = model
-        self._config = model.config
-        self._reader = reader
-        self._image = tokenizer.token(self._image_token_id)
+        self._texts = TileTexts(tokenizer, model.config, reader)
 
     def encode(
         self, messages: Sequence[Message], images: Sequence[Sequence[bytes]], values: Mapping[str, Any] = NO_VALUES
@@ -119,36 +136,23 @@ class TilePrompts(ImagePrompts):
         """See `ImagePrompts.embeddings`."""
         if prompt.inputs is None:
             return None
-        pixels, device = prompt.inputs["pixels"], self._model.connector.weight.device
-        parts = [self._model.image_rows(some.to(device)) for some in torch.split(pixels, TILES_AT_ONCE)]
+        rows = self._model.image_rows(prompt.inputs["pixels"])
         places = tuple(place for place, token in enumerate(prompt.token_ids) if token == self._image_token_id)
-        return PromptEmbeddings(places, torch.cat(parts).flatten(0, 1), prompt.key)
+        return PromptEmbeddings(places, rows.flatten(0, 1), prompt.key)
 
     def _expanded(self, ids: Sequence[int], data: Sequence[bytes], key: str) -> ImagePrompt:
-        image, context = self._image_token_id, self._config.max_seq_len
+        image, context = self._image_token_id, self._model.max_seq_len
         found, pixels = list[int](), list[Tensor]()
         for token in ids:
             if token != image:
                 found.append(token)
                 continue
-            tiles = self._reader.read(data[len(pixels)], f"images[{len(pixels)}]")
-            found += self._tokenizer.encode(self._text(tiles), add_special=False)
+            tiles = self._texts.reader.read(data[len(pixels)], f"images[{len(pixels)}]")
+            found += self._texts.ids(tiles.rows, tiles.columns)
             if len(found) > context:
                 raise ContextLengthExceeded.of(len(found), 0, context)
             pixels.append(tiles.pixels)
         return ImagePrompt(tuple(found), {"pixels": torch.cat(pixels)}, key)
-
-    def _text(self, tiles: Tiles) -> str:
-        """The text that represents an image in a prompt, as in transformers' processor of these models."""
-        rows = self._image * self._config.tokens_per_tile
-        whole = f"{IMAGE_DELIMITER}{GLOBAL_IMAGE}{rows}{IMAGE_DELIMITER}"
-        if not tiles.rows:
-            return whole
-        lines = [
-            "".join(f"{IMAGE_DELIMITER}<row_{row}_col_{column}>{rows}" for column in range(1, tiles.columns + 1))
-            for row in range(1, tiles.rows + 1)
-        ]
-        return "".join(f"{line}\n" for line in lines) + f"\n{whole}"
 
 
 def _with_places(content: str, images: int, message: int) -> str:

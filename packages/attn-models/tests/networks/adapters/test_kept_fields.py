@@ -52,7 +52,7 @@ def test_every_field_of_a_base_is_kept_and_transformers_stops_where_it_did(kind,
     )
     tokenizer.save_pretrained(base)
     loaded = load_model(base, "float32")
-    save_model(target, loaded.model, loaded.tokenizer, layout=kind, generation=loaded.generation, base=loaded.hf_config)
+    save_model(target, loaded.model, loaded.tokenizer, layout=kind, base=loaded)
     for name in ("config.json", "tokenizer_config.json"):
         before, after = (json.loads((folder / name).read_text()) for folder in (base, target))
         assert {key: after.get(key) for key in before if key != "dtype"} == {

@@ -10,6 +10,7 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.packing import packed_rows, packs
 from attn_models.evaluation import IGNORED
 from attn_models.losses import LOGITS
+from cases import kind_of
 from torch.nn import functional
 
 CAUSAL = sorted(mechanism.name for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL))
@@ -27,6 +28,7 @@ def batch():
     return tokens, targets
 
 
+@pytest.mark.sweep(lambda name: kind_of(name))
 @pytest.mark.parametrize("name", CAUSAL)
 def test_losses_and_gradients_are_those_of_padded_rows(name, tiny):
     model = Decoder(tiny(mechanism=name)).double()

@@ -14,6 +14,7 @@ from attn_models.lora import AdaptedModel, AdapterConfig, LoraAdapter, lora_site
 from attn_models.quantization.quantize import join_projections, quantize_model
 from attn_schema.decoder import DecoderConfig
 from attn_testing import DictionaryStore
+from cases import kind_of
 from torch import nn
 
 CAUSAL = sorted(mechanism.name for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL))
@@ -47,6 +48,7 @@ def merged(model: Decoder, adapter: LoraAdapter) -> Decoder:
 TOKENS = torch.arange(24).reshape(2, 12) % 31
 
 
+@pytest.mark.sweep(lambda mechanism: kind_of(mechanism))
 @pytest.mark.parametrize("mechanism", CAUSAL)
 def test_whole_sequences_and_steps_are_those_of_merged_weights(
     mechanism: str, tiny: Callable[..., DecoderConfig], stepwise: Callable
@@ -102,6 +104,7 @@ def run_step(model: Decoder, prompts: list[list[int]]) -> torch.Tensor:
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [3, 1]]
 
 
+@pytest.mark.sweep(lambda mechanism: kind_of(mechanism))
 @pytest.mark.parametrize("mechanism", CAUSAL)
 def test_one_step_gives_each_request_what_its_own_adapter_gives_alone(
     mechanism: str, tiny: Callable[..., DecoderConfig]

@@ -10,6 +10,7 @@ from attn_core import Capability, RaggedBatch, installed
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import MIN_FEATURES, quantize_model
 from attn_testing import DictionaryStore
+from cases import kind_of
 from torch import nn
 
 CAUSAL = sorted(mechanism.name for mechanism in installed().mechanisms if mechanism.can(Capability.CAUSAL))
@@ -43,6 +44,7 @@ def served(model, tokens):
     return torch.cat(said)
 
 
+@pytest.mark.sweep(lambda mechanism: kind_of(mechanism))
 @pytest.mark.parametrize("mechanism", CAUSAL)
 @torch.no_grad()
 def test_only_narrow_layers_and_matrices_that_are_read_stay(mechanism, tiny):
@@ -53,6 +55,7 @@ def test_only_narrow_layers_and_matrices_that_are_read_stay(mechanism, tiny):
     assert served(model, torch.arange(9)).isfinite().all()
 
 
+@pytest.mark.sweep(lambda mechanism: kind_of(mechanism))
 @pytest.mark.parametrize("mechanism", CAUSAL)
 @torch.no_grad()
 def test_weights_packed_as_floats_say_what_the_model_said(mechanism, tiny):

@@ -83,8 +83,8 @@ def test_a_checkpoint_of_transformers_gives_its_logits_and_is_written_back(kind,
     model = load_model(tmp_path / "theirs").model
     tower = model.config.vision
     pixels, ids, wanted = seen(peer, tower.image, model.config.tokens_per_tile)
-    with torch.no_grad():
-        logits = model.logits(model.hidden_of_images(ids, model.image_rows(pixels)))
+    with torch.no_grad(), model.seeing(ids[None], pixels[None]):
+        logits = model(ids[None])[0]
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=2e-5)
     save_model(tmp_path / "ours", model)
     again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "ours", attn_implementation="eager")
@@ -100,9 +100,9 @@ def test_embeddings_that_fit_no_image_tokens_of_the_prompt_are_refused(changed, 
     other = VisionDecoder(dataclasses.replace(config, vision=dataclasses.replace(config.vision, **changed)))
     tokens = torch.tensor([1, *[config.image_token_id] * fitting, 2])
     pixels = torch.zeros(1, 3, other.config.vision.image, other.config.vision.image)
-    with torch.no_grad(), pytest.raises(InvalidValue) as refused:
-        other.hidden_of_images(tokens, other.image_rows(pixels))
-    assert refused.value.metadata["field"] == "rows"
+    with torch.no_grad(), pytest.raises(InvalidValue) as refused, other.seeing(tokens[None], pixels[None]):
+        pass
+    assert refused.value.metadata["field"] == "images"
 
 
 @pytest.mark.parametrize(

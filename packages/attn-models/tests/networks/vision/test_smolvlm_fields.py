@@ -74,7 +74,8 @@ def outcome(folder, values):
         if theirs is None:
             return built(values)
         model = load_model(folder).model
-        return model.logits(model.hidden_of_images(tokens, model.image_rows(pixels)))
+        with model.seeing(tokens[None], pixels[None]):
+            return model(tokens[None])[0]
 
     return verdict(theirs, ours)
 

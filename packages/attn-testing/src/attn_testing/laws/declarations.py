@@ -185,65 +185,88 @@ def differ(subject: Subject, settings: tuple[dict[str, Any], dict[str, Any]]) ->
 class Undeclared(MechanismLaw):
     """Undeclared features are refused, never ignored: padding, sources, causality, grouping, shared_kv, dropout."""
 
-    def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
+    def test_what_is_not_declared_is_refused(self, subject: Subject) -> None:
+        broken = []
+        for feature in (
+            self._a_mask_of_padded_keys_is_refused,
+            self._a_source_is_refused,
+            self._a_mode_that_is_not_declared_is_refused,
+            self._weights_are_refused,
+            self._grouped_heads_are_refused,
+            self._rotary_positions_are_refused,
+            self._biases_are_refused,
+            self._heads_of_a_size_of_their_own_are_refused,
+            self._borrowing_is_refused,
+            self._dropping_weights_is_refused,
+            self._a_mechanism_that_is_not_causal_refuses_to_be,
+            self._a_mechanism_that_is_only_causal_refuses_not_to_be,
+            self._weights_that_are_not_declared_normalised_are_not,
+        ):
+            try:
+                feature(subject)
+            except LawBroken as found:
+                broken.append(str(found))
+        require(not broken, "; ".join(broken))
+
+    def _a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.PADDING):
             case = subject.cases[0]
             key_padding_mask = torch.tensor([[True, True, False]])
             source = case.source(1, 3)
             refuses(lambda: case.attend(case.rows(1, 3), source, key_padding_mask), "PADDING", "a mask of padded keys")
 
-    def test_a_source_is_refused(self, subject: Subject) -> None:
+    def _a_source_is_refused(self, subject: Subject) -> None:
         case = next((case for case in subject.cases if not case.cross), None)
         if case is not None:
             rows = case.rows(1, 3)
             refuses(lambda: case.attend(rows, rows), "CROSS", "a source")
 
-    def test_a_mode_that_is_not_declared_is_refused(self, subject: Subject) -> None:
+    def _a_mode_that_is_not_declared_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.CROSS):
             refuses(lambda: build(subject, cross=True, causal=False), "CROSS", "a config with cross=True")
         if subject.mechanism.only_cross:
             refuses(lambda: build(subject, cross=False), "CAUSAL or BIDIRECTIONAL", "a config with cross=False")
 
-    def test_weights_are_refused(self, subject: Subject) -> None:
+    def _weights_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.WEIGHTS):
             case = subject.cases[0]
             refuses(lambda: case.weights(case.rows(1, 3), case.source(1, 3)), "WEIGHTS", "a call for weights")
 
-    def test_grouped_heads_are_refused(self, subject: Subject) -> None:
+    def _grouped_heads_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.GROUPED):
             refuses(lambda: build(subject, num_kv_heads=2), "GROUPED", "fewer key/value heads than query heads")
 
-    def test_rotary_positions_are_refused(self, subject: Subject) -> None:
+    def _rotary_positions_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.ROTARY):
             refuses(lambda: build(subject, rotary=Rotary()), "ROTARY", "rotary positions")
 
-    def test_biases_are_refused(self, subject: Subject) -> None:
+    def _biases_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.BIAS):
             refuses(lambda: build(subject, bias=True), "BIAS", "biases")
 
-    def test_heads_of_a_size_of_their_own_are_refused(self, subject: Subject) -> None:
+    def _heads_of_a_size_of_their_own_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.HEAD_DIM):
             refuses(lambda: build(subject, head_dim=6), "HEAD_DIM", "head_dim")
 
-    def test_borrowing_is_refused(self, subject: Subject) -> None:
+    def _borrowing_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.SHARES_KV):
             refuses(lambda: build(subject, shares_kv=True), "SHARES_KV", "a config with shares_kv")
 
-    def test_dropping_weights_is_refused(self, subject: Subject) -> None:
+    def _dropping_weights_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.drops_weights:
             refuses(lambda: build(subject, dropout=0.5), "drops_weights", "a config with dropout")
 
-    def test_a_mechanism_that_is_not_causal_refuses_to_be(self, subject: Subject) -> None:
+    def _a_mechanism_that_is_not_causal_refuses_to_be(self, subject: Subject) -> None:
         can = subject.mechanism.can
         if not can(Capability.CAUSAL) and can(Capability.BIDIRECTIONAL):
             refuses(lambda: directed(subject, causal=True), "CAUSAL", "causal=True")
 
-    def test_a_mechanism_that_is_only_causal_refuses_not_to_be(self, subject: Subject) -> None:
+    def _a_mechanism_that_is_only_causal_refuses_not_to_be(self, subject: Subject) -> None:
         can = subject.mechanism.can
         if can(Capability.CAUSAL) and not can(Capability.BIDIRECTIONAL):
             refuses(lambda: directed(subject, causal=False), "BIDIRECTIONAL", "causal=False")
 
-    def test_weights_that_are_not_declared_normalised_are_not(self, subject: Subject) -> None:
+    def _weights_that_are_not_declared_normalised_are_not(self, subject: Subject) -> None:
         if subject.mechanism.can(Capability.WEIGHTS) and not subject.mechanism.can(Capability.NORMALISED):
             require(
                 not all(normalised(case) for case in subject.cases),

@@ -25,8 +25,6 @@ SOURCE_SIZES = ((1, 4, 7), (2, 9, 3), (5, 3, 4), (1, 26, 37))
 class Cost(MechanismLaw):
     """The declared FLOPs equal those that torch counts, the declared parameters those of the layer."""
 
-    usual_cases = 2
-
     def test_declared_flops_equal_counted_flops(self, case: Case) -> None:
         layer = plain(case)
         longest = case.config.max_seq_len or case.tokens
@@ -52,7 +50,6 @@ class StepCost(MechanismLaw):
     """The declared FLOPs of a step equal those that torch counts in `step` or replay: prompts, chunks and decoding."""
 
     cases_at_most = 4
-    usual_cases = 2
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:

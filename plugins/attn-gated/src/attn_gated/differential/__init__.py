@@ -21,7 +21,7 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.checks import require_choice, require_number
+from attn_core.checks import checked, require_choice, require_number
 from attn_core.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Differential(DeclaredMechanism):
 
         depth: int = 0
         lambda_init: float | None = None
-        pairs: str = "adjacent"
-        norm_eps: float = 1e-5
+        pairs: str = checked("adjacent", require_choice, PAIRS)
+        norm_eps: float = checked(1e-5, require_number, gt=0)
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -73,8 +73,6 @@ class Differential(DeclaredMechanism):
             depth: Any = self.depth
             if not isinstance(depth, int) or depth < 0:
                 raise InvalidValue.of("depth", depth, "a whole number from 0, the number of layers below this one")
-            require_choice("pairs", self.pairs, PAIRS)
-            require_number("norm_eps", self.norm_eps, gt=0)
             if self.lambda_init is not None and not 0 <= self.lambda_init < 1:
                 raise InvalidValue.of("lambda_init", self.lambda_init, "a number from 0 and below 1, or None")
 

@@ -21,7 +21,7 @@ from attn_core import (
     Window,
     hookimpl,
 )
-from attn_core.checks import require_choice, require_flag, require_number, require_whole
+from attn_core.checks import checked, require_choice, require_number, require_whole
 from attn_core.distributions import Softmax, SoftmaxWithSink
 from attn_core.norms import QkNorm
 
@@ -60,19 +60,11 @@ class Gated(DeclaredMechanism):
         (AFMoE). With `sink` each head has a learned logit more in the denominator, as in gpt-oss.
         """
 
-        per: str = "element"
-        activation: str = "sigmoid"
-        norm_eps: float | None = None
-        window: int | None = None
+        per: str = checked("element", require_choice, PER)
+        activation: str = checked("sigmoid", require_choice, ACTIVATIONS)
+        norm_eps: float | None = checked(None, require_number, gt=0, optional=True)
+        window: int | None = checked(None, require_whole, ge=1, unit="tokens", optional=True)
         sink: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_choice("per", self.per, PER)
-            require_choice("activation", self.activation, ACTIVATIONS)
-            require_number("norm_eps", self.norm_eps, gt=0, optional=True)
-            require_whole("window", self.window, ge=1, unit="tokens", optional=True)
-            require_flag("sink", self.sink)
 
     drops_weights = True
 

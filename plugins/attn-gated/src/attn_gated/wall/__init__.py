@@ -21,7 +21,6 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.checks import require_flag, require_number
 
 if TYPE_CHECKING:
     from attn_gated.wall.decay import ChannelGates
@@ -61,11 +60,6 @@ class Wall(DeclaredMechanism):
 
         gate_init_bias: float = 8.0
         scalar_gate: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_number("gate_init_bias", self.gate_init_bias)
-            require_flag("scalar_gate", self.scalar_gate)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal softmax attention whose scores decay."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import Mechanism, MechanismConfig, Paper, hookimpl
-from attn_core.checks import require_number
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
@@ -23,10 +22,6 @@ class CombaConfig(GatedDeltaConfig):
 
     by_kernels: ClassVar[bool] = False
     correction: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("correction", self.correction)
 
     @property
     def vectors(self) -> int:

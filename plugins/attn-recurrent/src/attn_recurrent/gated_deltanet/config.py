@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from attn_core import (
     MechanismConfig,
 )
-from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
@@ -68,21 +68,17 @@ class GatedDeltaConfig(MechanismConfig):
     al. 2024, arXiv 2411.12537).
     """
 
-    value_size: int | None = None
-    taps: int = 4
-    chunk: int = 64
-    key_heads: int | None = None
-    norm_eps: float = 1e-5
+    value_size: int | None = checked(None, require_whole, ge=1, optional=True)
+    taps: int = checked(4, require_whole, ge=1)
+    chunk: int = checked(64, require_whole, ge=1)
+    key_heads: int | None = checked(None, require_whole, ge=1, optional=True)
+    norm_eps: float = checked(1e-5, require_number, ge=0)
     allow_neg_eigval: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("value_size", "taps", "chunk", "key_heads"):
-            require_whole(name, getattr(self, name), ge=1, optional=name in {"value_size", "key_heads"})
         if self.num_heads % (self.key_heads or self.num_heads):
             raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.num_heads} heads")
-        require_number("norm_eps", self.norm_eps, ge=0)
-        require_flag("allow_neg_eigval", self.allow_neg_eigval)
 
     by_kernels: ClassVar[bool] = True
     """Whether kernels may compute the rule."""

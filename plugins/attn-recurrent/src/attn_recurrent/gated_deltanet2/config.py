@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 
@@ -17,11 +17,7 @@ class GatedDelta2Config(GatedDeltaConfig):
     """
 
     by_kernels: ClassVar[bool] = False
-    rank: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("rank", self.rank, ge=1, unit="units", optional=True)
+    rank: int | None = checked(None, require_whole, ge=1, unit="units", optional=True)
 
     @property
     def inner_size(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attn_core import Capability, Mechanism, Paper, hookimpl
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 
 from attn_recurrent.gated_deltanet import GatedDeltaNet
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
@@ -19,12 +19,8 @@ class DeltaProductConfig(GatedDeltaConfig):
     """
 
     by_kernels: ClassVar[bool] = False
-    num_householder: int = 2
+    num_householder: int = checked(2, require_whole, ge=2)
     allow_neg_eigval: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("num_householder", self.num_householder, ge=2)
 
     @property
     def writes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 
 from attn_recurrent.mamba2.config import Mamba2Config
 
@@ -16,11 +16,7 @@ class LogLinearConfig(Mamba2Config):
     further away, which there are after 2^(levels - 1) tokens.
     """
 
-    levels: int = 15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("levels", self.levels, ge=2)
+    levels: int = checked(15, require_whole, ge=2)
 
     @property
     def buckets(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrent_step import RecurrentStepSpec
 
@@ -19,18 +19,15 @@ class Mamba2Config(MechanismConfig):
     speed. `norm_eps` is added to the mean squares of the last norm.
     """
 
-    state_size: int = 128
-    groups: int = 1
-    expand: int = 2
-    taps: int = 4
-    chunk: int = 64
-    norm_eps: float = 1e-5
+    state_size: int = checked(128, require_whole, ge=1)
+    groups: int = checked(1, require_whole, ge=1)
+    expand: int = checked(2, require_whole, ge=1)
+    taps: int = checked(4, require_whole, ge=1)
+    chunk: int = checked(64, require_whole, ge=1)
+    norm_eps: float = checked(1e-5, require_number, gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("state_size", "groups", "expand", "taps", "chunk"):
-            require_whole(name, getattr(self, name), ge=1)
-        require_number("norm_eps", self.norm_eps, gt=0)
         if self.num_heads % self.groups:
             raise InvalidValue.of("groups", self.groups, f"a divisor of the {self.num_heads} heads")
 

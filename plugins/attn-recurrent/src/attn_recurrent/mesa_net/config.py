@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core.checks import require_number
+from attn_core.checks import checked, require_number
 
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 
@@ -18,11 +18,7 @@ class MesaConfig(GatedDeltaConfig):
 
     by_kernels: ClassVar[bool] = False
     chunk: int = 16
-    lambda_lower_bound: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("lambda_lower_bound", self.lambda_lower_bound, gt=0, lt=1)
+    lambda_lower_bound: float = checked(0.25, require_number, gt=0, lt=1)
 
     @property
     def convolved(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core.checks import require_number
+from attn_core.checks import checked, require_number
 
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 
@@ -15,11 +15,7 @@ class MomentumDeltaConfig(GatedDeltaConfig):
     """The options of `gated_deltanet`. The logarithm of a momentum's decay is at least `min_log_mu`."""
 
     by_kernels: ClassVar[bool] = False
-    min_log_mu: float = -2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("min_log_mu", self.min_log_mu, le=0)
+    min_log_mu: float = checked(-2.0, require_number, le=0)
 
     @property
     def fades(self) -> int:

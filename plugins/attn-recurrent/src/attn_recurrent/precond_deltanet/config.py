@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core.checks import require_number
+from attn_core.checks import checked, require_number
 
 from attn_recurrent.gated_deltanet.config import GatedDeltaConfig
 
@@ -17,15 +17,9 @@ class PrecondDeltaConfig(GatedDeltaConfig):
     """
 
     by_kernels: ClassVar[bool] = False
-    squash: float = 1.5
-    squash_eps: float = 1e-6
+    squash: float = checked(1.5, require_number, ge=1)
+    squash_eps: float = checked(1e-6, require_number, gt=0)
     center: float = -0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("squash", self.squash, ge=1)
-        require_number("squash_eps", self.squash_eps, gt=0)
-        require_number("center", self.center)
 
     @property
     def energies(self) -> int:

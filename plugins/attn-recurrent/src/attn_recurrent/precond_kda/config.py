@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core.checks import require_number
+from attn_core.checks import checked, require_number
 
 from attn_recurrent.gated_deltanet2.config import GatedDelta2Config
 from attn_recurrent.precond_deltanet.config import PrecondDeltaConfig
@@ -16,11 +16,7 @@ class PrecondKdaConfig(PrecondDeltaConfig, GatedDelta2Config):
     size of a head. With `lower_bound` b < 0 log decays are b σ(e^a (W x + b')), as in `kda`.
     """
 
-    lower_bound: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("lower_bound", self.lower_bound, lt=0, optional=True)
+    lower_bound: float | None = checked(None, require_number, lt=0, optional=True)
 
     @property
     def rates(self) -> int:

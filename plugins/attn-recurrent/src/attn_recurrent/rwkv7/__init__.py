@@ -21,7 +21,7 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 
 from attn_recurrent.rwkv7.config import Rwkv7Config, Rwkv7ModelConfig
 
@@ -94,11 +94,7 @@ class Rwkv7Channel(ComputedMechanism):
     class Config(MechanismConfig):
         """`inner` is the inner size, four times the model's by default."""
 
-        inner: int | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("inner", self.inner, ge=1, optional=True)
+        inner: int | None = checked(None, require_whole, ge=1, optional=True)
 
         @property
         def inner_size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_schema.decoder import DecoderConfig
 
@@ -19,18 +19,14 @@ class Rwkv7Config(MechanismConfig):
     learning and gates. `norm_eps` is that of the norm of a head; `chunk` only changes the speed.
     """
 
-    decay_rank: int = 64
-    rate_rank: int = 64
-    gate_rank: int = 128
-    norm_eps: float = 64e-5
-    chunk: int = 32
+    decay_rank: int = checked(64, require_whole, ge=1)
+    rate_rank: int = checked(64, require_whole, ge=1)
+    gate_rank: int = checked(128, require_whole, ge=1)
+    norm_eps: float = checked(64e-5, require_number, gt=0)
+    chunk: int = checked(32, require_whole, ge=1, le=LARGEST_CHUNK, unit="tokens")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("decay_rank", "rate_rank", "gate_rank"):
-            require_whole(name, getattr(self, name), ge=1)
-        require_whole("chunk", self.chunk, ge=1, le=LARGEST_CHUNK, unit="tokens")
-        require_number("norm_eps", self.norm_eps, gt=0)
         if self.hidden_size % self.num_heads:
             raise InvalidValue.of("num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}")
 

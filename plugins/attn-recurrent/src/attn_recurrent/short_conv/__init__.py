@@ -19,7 +19,7 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 
 if TYPE_CHECKING:
     from attn_recurrent.short_conv.layer import ShortConvLayer
@@ -47,11 +47,7 @@ class ShortConv(ComputedMechanism):
     class Config(MechanismConfig):
         """`taps` L is the number of tokens in the convolution, the newest included."""
 
-        taps: int = 3
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            require_whole("taps", self.taps, ge=2)
+        taps: int = checked(3, require_whole, ge=2)
 
     def build(self, config: MechanismConfig) -> ShortConvLayer:
         """A new `ShortConvLayer`."""

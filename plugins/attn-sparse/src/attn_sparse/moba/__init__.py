@@ -19,7 +19,7 @@ from attn_core import (
     Step,
     hookimpl,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import checked, require_whole
 from attn_core.cost import SelectedBlockPairs
 from attn_core.kernels.selected import SelectedBlocksSpec
 
@@ -52,13 +52,8 @@ class Moba(DeclaredMechanism):
     class Config(MechanismConfig):
         """Blocks have `block` tokens; a query attends to at most `top` of them, its own included."""
 
-        block: int = 512
-        top: int = 3
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            for name in ("block", "top"):
-                require_whole(name, getattr(self, name), ge=1)
+        block: int = checked(512, require_whole, ge=1)
+        top: int = checked(3, require_whole, ge=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal attention that is restricted to the chosen blocks."""

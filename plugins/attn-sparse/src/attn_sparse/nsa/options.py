@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig, Shape, Step
-from attn_core.checks import require_choice, require_flag, require_whole
+from attn_core.checks import checked, require_choice, require_whole
 from attn_core.errors import InvalidValue
 
 
@@ -18,20 +18,16 @@ class NsaConfig(MechanismConfig):
     nothing (flash-linear-attention, with blocks of one size and without `gate_bias`).
     """
 
-    compress: int = 32
-    stride: int = 16
-    select: int = 64
-    top: int = 16
-    window: int = 512
-    compression: str = "mlp"
+    compress: int = checked(32, require_whole, ge=1)
+    stride: int = checked(16, require_whole, ge=1)
+    select: int = checked(64, require_whole, ge=1)
+    top: int = checked(16, require_whole, ge=1)
+    window: int = checked(512, require_whole, ge=1)
+    compression: str = checked("mlp", require_choice, ("mlp", "mean"))
     gate_bias: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("compress", "stride", "select", "top", "window"):
-            require_whole(name, getattr(self, name), ge=1)
-        require_choice("compression", self.compression, ("mlp", "mean"))
-        require_flag("gate_bias", self.gate_bias)
         for name in ("compress", "select"):
             if getattr(self, name) % self.stride:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the stride {self.stride}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_sparse.dsa.options import DsaConfig
@@ -19,13 +19,11 @@ class QsaConfig(DsaConfig):
     """
 
     index_size: int = 128
-    block: int = 64
-    norm_eps: float = 1e-6
+    block: int = checked(64, require_whole, ge=1, unit="tokens")
+    norm_eps: float = checked(1e-6, require_number, gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_whole("block", self.block, ge=1, unit="tokens")
-        require_number("norm_eps", self.norm_eps, gt=0)
         if self.top % self.block:
             raise InvalidValue.of("top", self.top, f"a multiple of the {self.block} tokens of a block")
         if self.turned > self.index_size:

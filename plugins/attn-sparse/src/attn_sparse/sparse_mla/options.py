@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import AttentionSpec, Causal, Heads
-from attn_core.checks import require_number, require_whole
+from attn_core.checks import checked, require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.scores import ScaledDot
 
@@ -27,29 +27,23 @@ class SparseMlaConfig(DsaConfig):
     """
 
     index_size: int = 128
-    latent: int = 512
-    query_latent: int = 1536
-    rotary_size: int = 64
-    nope_size: int | None = None
-    value_size: int | None = None
-    norm_eps: float = 1e-6
-    score_factor: float = 1.0
-    pool: int | None = None
+    latent: int = checked(512, require_whole, ge=1, unit="elements")
+    query_latent: int = checked(1536, require_whole, ge=1, unit="elements")
+    rotary_size: int = checked(64, require_whole, ge=0, unit="elements")
+    nope_size: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
+    value_size: int | None = checked(None, require_whole, ge=1, unit="elements", optional=True)
+    norm_eps: float = checked(1e-6, require_number, gt=0)
+    score_factor: float = checked(1.0, require_number, gt=0)
+    pool: int | None = checked(None, require_whole, ge=2, unit="tokens", optional=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("latent", "query_latent", "nope_size", "value_size"):
-            require_whole(name, getattr(self, name), ge=1, unit="elements", optional="latent" not in name)
-        require_whole("rotary_size", self.rotary_size, ge=0, unit="elements")
-        require_whole("pool", self.pool, ge=2, unit="tokens", optional=True)
         if self.pool is not None and self.top % self.pool:
             raise InvalidValue.of("top", self.top, f"a multiple of the {self.pool} tokens of a pool")
         if self.rotary_size % 2:
             raise InvalidValue.of("rotary_size", self.rotary_size, "an even number, as elements are rotated in pairs")
         if self.rotary_size > self.index_size:
             raise InvalidValue.of("rotary_size", self.rotary_size, f"at most the index_size {self.index_size}")
-        for name in ("norm_eps", "score_factor"):
-            require_number(name, getattr(self, name), gt=0)
 
     @property
     def query_width(self) -> int:

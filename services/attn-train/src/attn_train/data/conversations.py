@@ -13,11 +13,13 @@ from attn_core.errors import InvalidValue
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import check_messages
+from attn_models.vision_language.prompts import TileTexts
 from attn_schema.chat_form import THOUGHT
 from attn_schema.training import DataConfig
 
 from attn_train.checking import require_wanted
-from attn_train.data.messages import ASSISTANT, json_in
+from attn_train.data.messages import ASSISTANT, IMAGES, json_in
+from attn_train.data.pictures import ALONE
 from attn_train.data.preference_shapes import PREFERENCES, Judged
 from attn_train.data.reading import Reading
 from attn_train.data.rendering import FIELD, WEIGHT, TokenizedChat, require_template, tokenized_chats
@@ -54,6 +56,7 @@ class PreferencePair:
 def rows_in(files: Sequence[Path], reading: Reading) -> Iterator[Row]:
     """Yield the rows of files; those that cannot be read are refused or counted by `reading`."""
     for file in files:
+        reading.folder = file.parent
         for unit in units_of(file, "", WHOLE):
             yield from rows_of(unit, lines=True, broken=reading.broken)
 
@@ -89,6 +92,7 @@ def checked_chats(rows: Iterable[Row], reading: Reading) -> Iterator[tuple[str, 
                     continue
                 empty = any(one["role"] == ASSISTANT and is_empty(one) for one in chat.messages)
                 reading.note("with an empty answer", int(empty))
+                reading.note("with images", int(bool(chat.images)))
             yield place, chat
 
 
@@ -152,7 +156,8 @@ def check_conversation(chat: Chat) -> Chat:
     """
     for place, message in enumerate(chat.messages):
         for key in filter(MEANT.search, sorted(message.keys() - KEYS)):
-            raise InvalidValue.of(f"messages[{place}].{key}", message[key], f"only {', '.join(sorted(KEYS))}")
+            allowed = f"none: {ALONE}" if key == IMAGES else f"only {', '.join(sorted(KEYS))}"
+            raise InvalidValue.of(f"messages[{place}].{key}", message[key], allowed)
         weight, field = message.get(WEIGHT), f"messages[{place}].{WEIGHT}"
         if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
             raise InvalidValue.of(field, weight, "0 or 1")
@@ -183,20 +188,21 @@ def _check_calls(message: Mapping[str, Any], place: str) -> None:
 
 
 def read_splits(
-    data: DataConfig, read: Callable[[Iterable[Row], Reading], Iterable[Example]]
+    data: DataConfig, read: Callable[[Iterable[Row], Reading], Iterable[Example]], tiles: TileTexts | str = ALONE
 ) -> tuple[list[Example], list[Example], str]:
-    """Return the training and validation examples of a config, and what was left out, as text.
+    """Return the training and validation examples of a config, and what was left out, as text; `tiles` is what encodes
+    images.
 
     The examples for validation are those of files that are named so beside the training files, else the fraction at the
     end.
     """
-    path, reading = Path(data.path or ""), Reading.of(data)
+    path, reading = Path(data.path or ""), Reading.of(data, tiles)
     files = input_files([str(path)])
     splits = split_files(path, files)
     training, kept = (list(read(rows_in(splits[name], reading), reading)) for name in ("train", "validation"))
     if not splits["validation"]:
         training, kept = map(list, split_validation(training, data.validation_fraction))
-    return training, kept, f"{reading}{unread(path, splits['train'] + splits['validation'])}"
+    return training, kept, f"{reading}{unread(path, [*splits['train'], *splits['validation'], *reading.pictures])}"
 
 
 def token_row_chat(row: TokenRow, tokenizer: Tokenizer, place: str) -> TokenizedChat:
@@ -215,7 +221,7 @@ def chats_of(row: Chat | list[TokenRow], tokenizer: Tokenizer, place: str, readi
     """
     try:
         if isinstance(row, Chat):
-            found = tokenized_chats(tokenizer, row, place)
+            found = tokenized_chats(tokenizer, row, place, reading.tiles)
         else:
             found = [token_row_chat(one, tokenizer, place) for one in row]
     except InvalidValue as error:
@@ -235,7 +241,7 @@ def read_chats(rows: Iterable[Row], tokenizer: Tokenizer, reading: Reading) -> I
         if isinstance(row, Chat):
             require_template(tokenizer)
         for chat in chats_of(row, tokenizer, place, reading):
-            reading.seen("that others equal", (chat.inputs, chat.targets))
+            reading.seen("that others equal", (chat.inputs, chat.targets, chat.images and chat.images.pictures))
             yield chat
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attn_core import installed
@@ -11,6 +11,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_core.models import ModelFamily
 from attn_models.sources import known_sources, pull
 from attn_models.tokenizers import Tokenizer
+from attn_models.vision_language.prompts import TileTexts
 from attn_schema.home import model_folder_name, models_folder
 from attn_schema.model import DECODER, ModelConfig
 from attn_schema.text_files import files_of
@@ -19,6 +20,7 @@ from attn_schema.training import DataConfig, TrainingConfig
 from attn_train.data.conversations import found_in, read_splits
 from attn_train.data.labels import load_labels
 from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
+from attn_train.data.pictures import tiles_in
 from attn_train.data.shapes import TEXTS
 from attn_train.data.synthetic import TASKS
 from attn_train.data.token_shards.inputs import has_rows, split_files
@@ -108,12 +110,23 @@ def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     if config.data.format == "prompt":
         return prompt_dataset(config, tokenizer)
     if config.data.format == "chat":
-        return chat_dataset(config.data, tokenizer, max_length=length)
+        return chat_dataset(config.data, tokenizer, max_length=length, tiles=tiles_of(config, tokenizer, home))
     return preference_dataset(config.data, tokenizer, loss=config.objective.preference_loss, max_length=length)
 
 
-def data_digest(config: TrainingConfig, home: Path) -> bytes:
-    """Return the BLAKE2 digest of the files that hold the data of a configuration, and of a tokenizer in a folder.
+def tiles_of(config: TrainingConfig, tokenizer: Tokenizer, home: Path) -> TileTexts | str:
+    """Return what encodes images for the base model of a config, or why it is not trained on images."""
+    if config.objective.teacher is not None:
+        return "a teacher sees none"
+    if config.tp * config.cp > 1:
+        return "models that see are not split over workers: tp and cp must be 1"
+    name = config.model.base_model or ""
+    return tiles_in(model_folder(name, home) or Path(name), tokenizer)
+
+
+def data_digest(config: TrainingConfig, home: Path, files: Sequence[Path] = ()) -> bytes:
+    """Return the BLAKE2 digest of the files that hold the data of a configuration, and of a tokenizer in a folder; and
+    of further `files` that the data name.
 
     Prepared data are read by their manifests, which have the digests of all files.
     """
@@ -122,7 +135,7 @@ def data_digest(config: TrainingConfig, home: Path) -> bytes:
         path = Path(config.data.path)
         paths += [file for file in sorted(path.rglob("*")) or [path] if file.is_file()]
     tokenizer = Path(tokenizer_folder(config.data.tokenizer, home)) / "tokenizer.json"
-    paths += [tokenizer] if tokenizer.is_file() else []
+    paths += [*([tokenizer] if tokenizer.is_file() else []), *files]
     total = hashlib.blake2b()
     for read in paths:
         with read.open("rb") as file:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_schema import IMAGE_PLACE
 from attn_schema.chat_form import THOUGHT
 
 Messages = list[dict[str, Any]]
@@ -23,6 +24,11 @@ ROLES: Mapping[str, str] = (
     | {"<<sys>>": SYSTEM}
 )
 """Roles by the names that published data give them, in lower case; other names are roles already."""
+IMAGES = "images"
+"""The key of a message for its images: each as data have it, or None or a number for one of its row's."""
+TEXT_PARTS, IMAGE_PARTS = ("text", "input_text", "output_text"), ("image", "image_url", "input_image")
+IMAGE_SOURCES = ("image", "image_url", "path", "url", "bytes", "index")
+"""What says which image a part is."""
 SPEAKER, CONTENT = ("role", "from", "speaker"), ("content", "value", "text")
 ASKED = ("input", "human", "user", "question", "prompt", "instruction", "query")
 ANSWERED = ("output", "assistant", "gpt", "bot", "answer", "response", "completion")
@@ -59,8 +65,8 @@ def messages_in(value: Any, name: str, role: str = USER) -> Messages:
     """Return the messages of a column: a list of them, also as JSON, one, or the text of one by `role`; lists of texts
     are turns, from the user's on, and pairs a question and its answer.
 
-    Messages have a `SPEAKER` and a `CONTENT`; contents are texts or parts of text. Raises `InvalidValue` for anything
-    else.
+    Messages have a `SPEAKER` and a `CONTENT`; contents are texts or parts, of which those that are images become an
+    `IMAGE_PLACE` in the text and one of the message's `IMAGES`. Raises `InvalidValue` for anything else.
     """
     if isinstance(value, str):
         if value.startswith(("[{", '["')) and name == "messages":
@@ -117,7 +123,9 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
         kept["function_call"] = json_in(kept.pop("content", None), place)
     kept["role"] = _role(kept.get("role"))
     if isinstance(kept.get("content"), list):
-        kept["content"] = "".join(_part(part, f"{place}.content") for part in kept["content"])
+        images = list[Any]()
+        kept["content"] = "".join(_part(part, f"{place}.content", images) for part in kept["content"])
+        kept |= {IMAGES: images} if images else {}
     if "train" in kept and "weight" not in kept:  # as axolotl has it
         kept["weight"] = int(kept.pop("train") is True)
     for name in ("thinking", "reasoning"):
@@ -142,11 +150,16 @@ def as_function(value: Any) -> Any:
     return {"type": "function", "function": value} if plain else value
 
 
-def _part(part: Any, place: str) -> str:
-    kinds = ("text", "input_text", "output_text")
-    if isinstance(part, Mapping) and part.get("type", "text") in kinds and isinstance(part.get("text"), str):
+def _part(part: Any, place: str, images: list[Any]) -> str:
+    """The text of a part of a content; of an image, which is appended to `images`, an `IMAGE_PLACE`."""
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
-    raise InvalidValue.of(place, part, "parts of text; images and other parts are not trained on")
+    if kind in IMAGE_PARTS:
+        encoded = {"url": f"data:;base64,{part['base64']}"} if part.get("base64") else part
+        images.append(next((encoded[key] for key in IMAGE_SOURCES if encoded.get(key) is not None), None))
+        return IMAGE_PLACE
+    raise InvalidValue.of(place, part, "parts of the types text and image; others are not trained on")
 
 
 def json_in(value: Any, name: str) -> Any:

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import typer
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
+from attn_models.vision_language.prompts import TileTexts
+from attn_schema import IMAGE_PLACE
 from attn_schema.chat_form import THOUGHT
 from attn_schema.prepared import ShowConfig
 
@@ -28,6 +30,7 @@ from attn_train.data.conversations import (
     rows_in,
 )
 from attn_train.data.messages import ASSISTANT
+from attn_train.data.pictures import ALONE, IMAGE
 from attn_train.data.preference_shapes import PREFERENCES
 from attn_train.data.prompts import PROMPT, chat_of_prompt, encoded_prompt, prompt_rows
 from attn_train.data.reading import Reading
@@ -41,6 +44,8 @@ EXAMPLES = 5
 """The number of examples that are shown."""
 BEGINNING, END = 60, 100
 """The pieces that are shown of a long example."""
+MANY = 8
+"""More equal tokens in a row are shown as one, with their number."""
 QUANTILES = {"min": 0.0, "median": 0.5, "95 %": 0.95, "max": 1.0}
 """The lengths that are shown."""
 Pieces = list[tuple[str, bool]]
@@ -83,13 +88,13 @@ class Preview:
         return found
 
 
-def preview(path: str, config: ShowConfig, tokenizer: Tokenizer | None) -> Preview:
+def preview(path: str, config: ShowConfig, tokenizer: Tokenizer | None, tiles: TileTexts | str = ALONE) -> Preview:
     """Read the first `config.rows` examples of a file, or of a folder's training files, in the given format or in that
-    of the columns.
+    of the columns; `tiles` is what encodes images for the tokenizer's model.
 
     Raises `InvalidValue` as training on them does.
     """
-    reading = Reading(skip_broken=config.skip_broken) if config.format == PROMPT else Reading.of(config)
+    reading = Reading(skip_broken=config.skip_broken) if config.format == PROMPT else Reading.of(config, tiles)
     files = split_files(Path(path), input_files([path]))["train"]
     known = format_of(columns_of(files[0]), reading) if config.format == "auto" else config.format
     rows = rows_in(files, reading)
@@ -162,20 +167,28 @@ def _messages(row: Chat | Sequence[TokenRow]) -> Pieces:
     if not isinstance(row, Chat):
         return [(f"{token} ", learned) for one in row for token, learned in zip(one.ids, one.learned, strict=True)]
     pieces: Pieces = [(f"{name}: {json.dumps(value)}\n", False) for name, value in row.values.items()]
+    names = iter(f"{len(one)} bytes" if isinstance(one, bytes) else one.name for one in row.images)
     for message in row.messages:
         learned = message["role"] == ASSISTANT and bool(message.get(WEIGHT, 1))
         pieces.append((f"{message['role']}: ", False))
         for key in (THOUGHT, "content", "tool_calls"):
             if value := message.get(key):
-                pieces.append((value if isinstance(value, str) else json.dumps(value), learned))
+                text = value if isinstance(value, str) else json.dumps(value)
+                first, *others = text.split(IMAGE_PLACE) if row.images else [text]
+                shown = (f"{IMAGE[:-1]} {next(names)}>{other}" for other in others)
+                pieces.append((first + "".join(shown), learned))
         pieces.append(("\n", False))
     return pieces
 
 
 def shown(pieces: Pieces, *, tokenized: bool) -> str:
-    """Return a sequence for a terminal: tokens apart, and what is learned in green, without colour in brackets."""
+    """Return a sequence for a terminal: tokens apart, and what is learned in green, without colour in brackets; of
+    equal tokens in a row, as those of an image, one with their number."""
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     text, before = "", False
+    runs = [list(same) for _, same in groupby(pieces)]
+    joined = [[(f"{run[0][0]}×{len(run)}", run[0][1])] if tokenized and len(run) > MANY else run for run in runs]
+    pieces = [piece for run in joined for piece in run]
     cut = len(pieces) > BEGINNING + END
     for place, (piece, learned) in enumerate(pieces):
         if cut and BEGINNING <= place < len(pieces) - END:

@@ -11,7 +11,7 @@ from attn_models.tokenizers import Tokenizer
 
 from attn_train.data.conversations import check_conversation
 from attn_train.data.messages import ASSISTANT, messages_in
-from attn_train.data.reading import Reading
+from attn_train.data.reading import Reading, require_texts
 from attn_train.data.rendering import FIELD, require_template
 from attn_train.data.shapes import Chat, chat_of_row
 from attn_train.data.token_shards.inputs import Row
@@ -44,6 +44,11 @@ def prompt_rows(
         if missing := sorted(name for name in {PROMPT, *needs} if found.get(name) is None):
             why = "a prompt and the columns that rewards need (other names: --columns)"
             reading.broken(InvalidValue.of(FIELD, f"{row.place} without {', '.join(missing)}", why))
+            continue
+        try:
+            require_texts(found)
+        except InvalidValue as error:
+            reading.broken(InvalidValue.of(FIELD, row.place, f"a prompt: {error.message}"))
             continue
         yield row.place, found
 

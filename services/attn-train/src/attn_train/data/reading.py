@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from attn_core.errors import InvalidValue
+from attn_models.vision_language.prompts import TileTexts
 from attn_schema.prepared import PrepareConfig, ShowConfig
 from attn_schema.training import DataConfig
 
+from attn_train.data.pictures import ALONE, with_images
 from attn_train.data.preference_shapes import PREFERENCES
 from attn_train.data.shapes import (
     CHATS,
@@ -19,6 +22,7 @@ from attn_train.data.shapes import (
     PAIRS,
     PICTURES,
     TEXTS,
+    Chat,
     Shape,
     Values,
     is_given,
@@ -32,17 +36,41 @@ def names_in(shapes: Sequence[Shape]) -> set[str]:
     return {column for shape in shapes for name in (*shape.needs, *shape.may) for column in COLUMNS.get(name, (name,))}
 
 
-NAMES = frozenset(names_in((*CHATS, *PREFERENCES, *TEXTS, *PAIRS, *LABELS)))
+SEEN = ("image", "images")
+"""Columns of images."""
+NAMES = frozenset(names_in((*CHATS, *PREFERENCES, *TEXTS, *PAIRS, *LABELS))).union(SEEN)
 """The names of all columns of these shapes."""
+
+
+def require_texts(values: Values, allowed: Sequence[str] = ()) -> list[str]:
+    """Return the columns of a row that are no texts, which must be `allowed`; raises `InvalidValue` for others."""
+    found = [name for name in PICTURES if is_given(values.get(name))]
+    if refused := [name for name in found if name not in allowed]:
+        what = "columns of text: sounds and videos are not trained on, images only in conversations"
+        raise InvalidValue.of("columns", ", ".join(refused), what)
+    return found
+
+
+def require_images(values: Values) -> list[str]:
+    """Return the column of a row that has images, if there is one; raises `InvalidValue` for several, and as
+    `require_texts` does."""
+    found = require_texts(values, SEEN)
+    if len(found) > 1:
+        raise InvalidValue.of("columns", " and ".join(found), "one of them")
+    return found
 
 
 @dataclass
 class Reading:
     """How rows are read: `columns` with other names, by the names of the shapes, and whether those that cannot be read
-    are left out; and what was found in reading: shapes, unused columns, and the number of rows by a remark."""
+    are left out; what encodes images, or why they are refused, and the `folder` of the file that is read; and what was
+    found in reading: files of images, shapes, unused columns, and the number of rows by a remark."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     skip_broken: bool = False
+    tiles: TileTexts | str = ALONE
+    folder: Path = Path()
+    pictures: set[Path] = field(default_factory=set)
     shapes: Counter[str] = field(default_factory=Counter)
     used: set[str] = field(default_factory=set)
     aside: set[str] = field(default_factory=set)
@@ -52,12 +80,12 @@ class Reading:
     _cased: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: DataConfig | ShowConfig | PrepareConfig) -> Reading:
+    def of(cls, config: DataConfig | ShowConfig | PrepareConfig, tiles: TileTexts | str = ALONE) -> Reading:
         """Return the reading of a config; raises `InvalidValue` for a column that no shape has."""
         columns = dict(given.split("=", 1) for given in config.columns)
         if unknown := sorted(columns.keys() - NAMES):
             raise InvalidValue.of("config.data.columns", ", ".join(unknown), f"names among {', '.join(sorted(NAMES))}")
-        return cls(columns, config.skip_broken)
+        return cls(columns, config.skip_broken, tiles)
 
     def renamed(self, values: Values) -> dict[str, Any]:
         """Return the columns of a row by the names of the shapes; raises `InvalidValue` for one that is missing."""
@@ -95,17 +123,20 @@ class Reading:
         """Return what the shape of a row reads of it; raises `InvalidValue` for a row of no shape."""
         renamed = self.renamed(values)
         shape, found = shape_of(renamed, shapes, self.columns)
-        if pictures := [name for name in PICTURES if is_given(renamed.get(name))]:
-            raise InvalidValue.of(
-                "columns", ", ".join(pictures), "columns of text: images and sounds are not trained on"
-            )
+        pictures = require_images(renamed) if shape in CHATS else require_texts(renamed)
         self.shapes[shape.name] += 1
-        self.used |= {self._written(name) for name in found.values()}
-        unread = [name for name, value in renamed.items() if value is not None and name not in found.values()]
+        used = {*found.values(), *pictures}
+        self.used |= set(map(self._written, used))
+        unread = [name for name, value in renamed.items() if value is not None and name not in used]
         self.aside |= set(map(self._written, unread))
         read = {name: renamed[column] for name, column in found.items()}
         self.note(*shape.remark(read))
-        return shape.read(read)
+        made = shape.read(read)
+        column = renamed[pictures[0]] if pictures else None
+        if isinstance(made, Chat):
+            made = with_images(made, column, self.folder)
+            self.pictures.update(one for one in made.images if isinstance(one, Path))
+        return made
 
     def note(self, remark: str, count: int) -> None:
         """Count rows with a remark."""

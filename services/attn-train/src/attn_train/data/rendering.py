@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -14,9 +15,12 @@ from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.chat import unused_characters
+from attn_models.vision_language.prompts import TileTexts
+from attn_schema import IMAGE_PLACE
 from attn_schema.chat_form import THOUGHT, ChatForm
 
 from attn_train.data.messages import ASSISTANT, TOOL, USER, json_in
+from attn_train.data.pictures import ALONE, SeenImages
 from attn_train.data.shapes import Chat
 
 FIELD = "config.data.dataset"
@@ -32,10 +36,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class TokenizedChat:
-    """A conversation as input ids and target ids, one ahead; targets outside of the assistant's answers are IGNORED."""
+    """A conversation as input ids and target ids, one ahead, and its images; targets outside of the assistant's answers
+    are IGNORED."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
+    images: SeenImages | None = None
 
     @property
     def answered(self) -> int:
@@ -43,20 +49,23 @@ class TokenizedChat:
         return sum(target != IGNORED for target in self.targets)
 
 
-def tokenized_chats(tokenizer: Tokenizer, chat: Chat, place: str) -> list[TokenizedChat]:
+def tokenized_chats(
+    tokenizer: Tokenizer, chat: Chat, place: str, tiles: TileTexts | str = ALONE
+) -> list[TokenizedChat]:
     """Tokenize a conversation with the chat template; targets are the assistant's messages and their end tokens, except
-    those of weight 0, or what the template marks as such by `{% generation %}`.
+    those of weight 0, or what the template marks as such by `{% generation %}`. `tiles` is what encodes images.
 
     If the template writes earlier messages differently once more follow, as those do that leave out the thoughts of
     earlier answers, each answer becomes a conversation of its own that ends with it. Raises `InvalidValue` for an
-    answer that does not begin as its prompt ends, and for what the template leaves out.
+    answer that does not begin as its prompt ends, for what the template leaves out, and as `SeenImages.of` does.
     """
+    images = SeenImages.of(chat, tiles, place)
     weights = [message.get(WEIGHT, 1) for message in chat.messages]
     learned = [n for n, message in enumerate(chat.messages) if message["role"] == ASSISTANT and weights[n]]
     problems: list[UserError] = []
     for form, parts in _forms(chat):
         try:
-            return _tokenized(_Renderer(tokenizer, form, parts=parts), learned, place)
+            return _tokenized(_Renderer(tokenizer, form, parts=parts, images=images), learned, place)
         except UserError as error:
             problems.append(error)
     # What a template leaves out says more than that it fails in another form.
@@ -69,7 +78,7 @@ def _forms(chat: Chat) -> Iterator[tuple[Chat, bool]]:
     as those of models of images do."""
     plain = [_without_weight(message) for message in chat.messages]
     calls = any("tool_calls" in message or message["role"] == TOOL for message in plain)
-    for parts, form in product((False, True), ChatForm.every() if calls else [ChatForm()]):
+    for parts, form in product((True,) if chat.images else (False, True), ChatForm.every() if calls else [ChatForm()]):
         yield replace(chat, messages=list(form.messages(plain))), parts
 
 
@@ -89,8 +98,10 @@ def _without_weight(message: Mapping[str, Any]) -> dict[str, Any]:
 class _Renderer:
     """Renders the first messages of a conversation, and finds what the template marks by `{% generation %}`."""
 
-    def __init__(self, tokenizer: Tokenizer, chat: Chat, *, parts: bool = False) -> None:
-        self.tokenizer, self.parts = tokenizer, parts
+    def __init__(
+        self, tokenizer: Tokenizer, chat: Chat, *, parts: bool = False, images: SeenImages | None = None
+    ) -> None:
+        self.tokenizer, self.parts, self.images = tokenizer, parts, images
         self.said = tokenizer.with_placeholders(chat.messages, chat.values)
         self.marks = bool(GENERATION.search(tokenizer.settings.chat_template or ""))
         self._begin, self._end = unused_characters([json.dumps(self.said.values, ensure_ascii=False)], 2)
@@ -133,10 +144,12 @@ def _tokenized(renderer: _Renderer, learned: Sequence[int], place: str) -> list[
             _require_written(message.get("content"), packed, f"{place}: messages[{number}]")
     for tool in renderer.said.values[1].get("tools", []):
         _require_written(tool.get("function", tool).get("name"), packed, f"{place}: tools")
-    whole, _ = renderer.text(len(renderer.said.values[0]))
+    length = len(renderer.said.values[0])
+    whole, _ = renderer.text(length)
     if all(whole.startswith(text) for text in texts):
-        return [_marked(renderer, whole, [span for own in spans for span in own])]
-    return [_marked(renderer, text, own) for text, own in zip(texts, spans, strict=True)]
+        return [_marked(renderer, whole, [span for own in spans for span in own], length)]
+    parts = zip(texts, spans, learned, strict=True)
+    return [_marked(renderer, text, own, number + 1) for text, own, number in parts]
 
 
 def _beginning(renderer: _Renderer, number: int, text: str, place: str) -> int:
@@ -166,15 +179,18 @@ def _require_written(value: Any, text: str, place: str) -> None:
             _require_written(inside, text, place)
     elif isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
         plain = value if isinstance(value, str) else json.dumps(value)
+        if IMAGE_PLACE in plain:
+            _require_written(plain.split(IMAGE_PLACE), text, place)
+            return
         spellings = (plain, json.dumps(plain, ensure_ascii=False)[1:-1], json.dumps(plain)[1:-1], repr(plain)[1:-1])
         if not any(_packed(spelling) in text for spelling in spellings):
             allowed = "what the chat template writes; it leaves this out"
             raise InvalidValue.of(FIELD, f"{place}: {plain[:60]!r}", allowed)
 
 
-def _marked(renderer: _Renderer, text: str, spans: Sequence[Span]) -> TokenizedChat:
-    """Tokenize a rendered text; targets are the tokens in `spans` of characters, up to the first that ends an answer
-    unless the template marks them.
+def _marked(renderer: _Renderer, text: str, spans: Sequence[Span], count: int) -> TokenizedChat:
+    """Tokenize the text of the first `count` messages; targets are the tokens in `spans` of characters, up to the first
+    that ends an answer unless the template marks them.
 
     A token never reaches over the beginning of an answer, as none does when a model writes it.
     """
@@ -196,10 +212,15 @@ def _marked(renderer: _Renderer, text: str, spans: Sequence[Span]) -> TokenizedC
         ends = () if renderer.marks else (n for n, token in enumerate(answer, start=1) if token in tokenizer.end_ids)
         learned += range(bounds[0], bounds[0] + next(iter(ends), len(answer)))
     ids += rest
-    targets = [IGNORED] * len(ids)
+    flags = [False] * len(ids)
     for place in learned:
-        targets[place - 1] = ids[place]
-    return TokenizedChat(tuple(ids[:-1]), tuple(targets[:-1]))
+        flags[place] = True
+    images = renderer.images
+    if images is not None:
+        images = images.first(sum(str(one["content"]).count(IMAGE_PLACE) for one in said.values[0][:count]))
+        ids, flags = images.expanded(ids, flags)
+    targets = [token if flag else IGNORED for token, flag in zip(ids, flags, strict=True)]
+    return TokenizedChat(tuple(ids[:-1]), tuple(targets[1:]), images)
 
 
 MARKS = "\U000f8000", "\U000f8001", "\U000f8002"
@@ -234,10 +255,13 @@ def require_template(tokenizer: Tokenizer) -> None:
             "tokenizer_config.json, or name as tokenizer a model that has one and the same vocabulary"
         )
     turns = Chat([{"role": role, "content": mark} for role, mark in zip((USER, ASSISTANT), MARKS, strict=False)])
-    try:
-        text, marked = _Renderer(tokenizer, turns).text(2)
-    except UserError:
-        return  # it accepts other conversations
+    for parts in (False, True):
+        with suppress(UserError):  # it accepts other conversations
+            text, marked = _Renderer(tokenizer, turns, parts=parts).text(2)
+            if MARKS[1] in text:
+                break
+    else:
+        return
     text = "".join(text[start:stop] for start, stop in marked) or text
     text = text.partition(MARKS[1])[2]
     if not tokenizer.end_ids.intersection(tokenizer.encode(text, add_special=False)):

@@ -15,7 +15,10 @@ from attn_train.data.token_rows import MASKS, PACKED, token_rows
 
 Values = Mapping[str, Any]
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "messages": ("messages", "conversations", "conversation", "dialogue", "dialog", "data", "chat", "trajectory"),
+    "messages": (
+        *("messages", "conversations", "conversation", "dialogue", "dialog", "data", "chat", "trajectory"),
+        "texts",
+    ),
     "prompt": ("prompt",),
     "completion": ("completion",),
     "instruction": ("instruction",),
@@ -102,10 +105,12 @@ def needed(shapes: Sequence[Shape]) -> str:
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, and the values that its chat template is given besides, such as tools."""
+    """A conversation, the values that its chat template is given besides, such as tools, and its images in the order
+    of their `IMAGE_PLACE`s: paths, or what the files hold."""
 
     messages: Messages
     values: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[Any, ...] = ()
 
 
 def chat_of_row(values: Values, messages: Messages) -> Chat:

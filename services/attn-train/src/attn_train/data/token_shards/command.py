@@ -12,11 +12,13 @@ import typer
 from attn_core.errors import InvalidValue
 from attn_models.sources.store import ModelStore
 from attn_models.tokenizers import Tokenizer
+from attn_models.vision_language.prompts import TileTexts
 from attn_schema.cores import usable_cores
 from attn_schema.flags import with_flags
 from attn_schema.output import Json, note, print_json
 from attn_schema.prepared import PrepareConfig, ShowConfig
 
+from attn_train.data.pictures import ALONE, tiles_in
 from attn_train.data.preview import EXAMPLES, Preview, preview, shown
 from attn_train.data.token_shards.pools import inline, processes, ray_tasks
 from attn_train.data.token_shards.prepare import Pool, Progress, Request, prepare
@@ -93,7 +95,7 @@ def show_command(
     smollm2-135m-instruct`, `attn data show qa.csv --columns prompt=question,completion=answer`.
     """
     if not (data / MANIFEST).is_file():
-        found = preview(str(data), showing, _tokenizer(showing.tokenizer) if showing.tokenizer else None)
+        found = preview(str(data), showing, *(_opened(showing.tokenizer) if showing.tokenizer else (None, ALONE)))
         _show_rows(data, found, showing.max_seq_len, json=json)
         return
     prepared = PreparedData.open(data, verify=verify)
@@ -126,9 +128,12 @@ def _show_rows(path: Path, found: Preview, max_seq_len: int, *, json: bool) -> N
             typer.echo(f"{number}: {shown(pieces, tokenized=found.tokenized)}")
 
 
-def _tokenizer(named: str) -> Tokenizer:
+def _opened(named: str) -> tuple[Tokenizer, TileTexts | str]:
+    """A tokenizer, and what encodes images for its model."""
     folder = Path(named).expanduser()
-    return Tokenizer.from_folder(folder if (folder / "tokenizer.json").is_file() else ModelStore().find(named))
+    folder = folder if (folder / "tokenizer.json").is_file() else ModelStore().find(named)
+    tokenizer = Tokenizer.from_folder(folder)
+    return tokenizer, tiles_in(folder, tokenizer)
 
 
 def _sets(given: Sequence[str]) -> dict[str, list[str]]:
