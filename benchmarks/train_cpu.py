@@ -13,8 +13,8 @@ batches of the last tenth of the text, as in nanoGPT, and over all of it in wind
 and each peer take turns of some steps in one process, so that other load affects all equally; the rate is that of the
 median turn, and ratios are between adjacent turns. Peers are trained by a minimal loop: batches stacked from slices,
 gradient clipping, fused AdamW. transformers' Trainer and nanoGPT's train.py use their own loops; the latter is a
-process that is stopped during the turns of the others. Time is that of the processor with one thread, else that of the
-clock. The result, with the machine and its load, is written to benchmarks/results/.
+process that is stopped during the turns of the others. Time is that of the processor with one thread (without
+train.py), else that of the clock. The result, with the machine and its load, is written to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 from attn_models.sources import pull_shakespeare
 from attn_schema.home import home_folder
@@ -343,7 +342,7 @@ class NanoGPTProcess:
         command = nanogpt_command(folder, text, place, never)
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-        self._steps, self._by_processor = args.turn_steps, args.threads == 1
+        self._steps = args.turn_steps
         self._seconds()
         self._stopped_at = self._stop()
 
@@ -364,14 +363,9 @@ class NanoGPTProcess:
         os.kill(self._process.pid, signal.SIGCONT)
         while self._seconds() < 0.9 * waited:
             pass
-        before, seconds = self._spent(), sum(self._seconds() for _ in range(self._steps))
-        seconds = self._spent() - before if self._by_processor else seconds
+        seconds = sum(self._seconds() for _ in range(self._steps))
         self._stopped_at = self._stop()
         return seconds
-
-    def _spent(self) -> float:
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
 
     def end(self) -> None:
         """Kill the process."""
@@ -389,6 +383,7 @@ def measure_speed(args: argparse.Namespace, config: TrainingConfig, text: TextDa
     with ExitStack() as stack:
         if args.nanogpt:
             turns["nanogpt"] = nanogpt_peer(args.nanogpt, text, steps)
+        if args.nanogpt and args.threads > 1:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             process = NanoGPTProcess(args.nanogpt, text, place, args)
             stack.callback(process.end)
