@@ -36,6 +36,8 @@ BLOCKS = {
     "window": {"mechanism": "sliding_window", "options": {"window": 9}},
     "learned positions": {"mechanism": "mha", "num_kv_heads": None, "positions": "learned"},
     "norms of heads": {"mechanism": "qk_norm", "num_kv_heads": None},
+    "norms of outputs": {"norm_place": "both", "feed_forward": "geglu_tanh"},
+    "geglu": {"feed_forward": "geglu"},
     "two windows": {
         "pattern": ["gqa", {"mechanism": "sliding_window", "options": {"window": 5}}],
     },
@@ -253,10 +255,8 @@ def test_what_a_block_cannot_compute_it_refuses_and_its_parts_compute(fields, wh
 
 
 OTHERS = [
-    {"norm_place": "both"},
     {"norm_place": "after"},
     {"norm_place": "parallel"},
-    {"feed_forward": "geglu"},
     {"feed_forward": "swiglu_clamped"},
     {"residual_multiplier": 0.5},
 ]

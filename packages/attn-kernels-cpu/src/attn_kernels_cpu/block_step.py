@@ -11,6 +11,7 @@ import torch
 from attn_core import LayerState, RaggedBatch, Rotary
 from attn_core.batch import RowsInPlace
 from attn_core.kernels.block import BlockParts
+from attn_core.kernels.product import FORMS
 from torch import Tensor
 
 from attn_kernels_cpu.library import BlockStruct, LayerStruct, StepStruct, library
@@ -76,10 +77,9 @@ class CpuBlockStep:
         self.parts = parts
         attention, gated = parts.attention, parts.feed_forward
         spec, heads = attention.spec, attention.spec.heads
-        heads_gains = (attention.gains[name] for name in ("query_gain", "key_gain") if attention.gains)
-        given = parts.attention_gain, parts.feed_forward_gain, *heads_gains
-        self._gains = [gain.detach().float().contiguous() for gain in given]
-        gains = [gain.data_ptr() for gain in self._gains]
+        heads_gains = (attention.gains[name] if attention.gains else None for name in ("query_gain", "key_gain"))
+        given = parts.attention_gain, parts.feed_forward_gain, *heads_gains, parts.attended_gain, parts.fed_gain
+        self._gains = [None if gain is None else gain.detach().float().contiguous() for gain in given]
         self.window = window_of(spec)
         self.kind = _KINDS.setdefault((self.window, spec.rotary), len(_KINDS))
         self._block = BlockStruct(
@@ -87,7 +87,7 @@ class CpuBlockStep:
             attention.output.address,
             gated.both.address,
             gated.down.address,
-            *(gains if spec.norm else [*gains, None, None]),
+            *(None if gain is None else gain.data_ptr() for gain in self._gains),
             parts.eps,
             spec.norm.eps if spec.norm else 0.0,
             scale_of(spec),
@@ -97,6 +97,7 @@ class CpuBlockStep:
             0,
             int(spec.rotary is not None and spec.rotary.interleaved),
             attention.projections.attention if spec.mask.lookback is None and heads.key_size % TILE == 0 else 0,
+            FORMS.index(gated.activation),
         )
         self._key, self._value = Memory("key"), Memory("value")
         self.layer = LayerStruct(ctypes.addressof(self._block))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import Anything, AtMost, Condition, MultipleOf, OneOf
 from attn_core.kernels.block import BlockKernel, BlockParts, BlockProblem, BlockStep, StackStep
+from attn_core.kernels.product import FORMS
 
 from attn_kernels_cpu.compiling import why_not
 
@@ -31,11 +32,11 @@ class HeadSize:
 
 
 class CpuBlock(BlockKernel):
-    """A whole block: norms, of heads too, projections, rotary positions, attention over the KV cache in place, a gated
-    feed-forward."""
+    """A whole block: norms, of heads and of outputs too, projections, rotary positions, attention over the KV cache in
+    place, a gated feed-forward."""
 
     name = "cpu_block"
-    summary = "a whole pre-norm block with causal or windowed attention and SwiGLU, in C++"
+    summary = "a whole pre-norm block with causal or windowed attention and a gated feed-forward, in C++"
 
     accepts: ClassVar[Mapping[str, Condition]] = {
         "linears": OneOf("attn_kernels_cpu.packed.PackedLinear"),
@@ -46,6 +47,8 @@ class CpuBlock(BlockKernel):
         "key_value_heads": Anything(),
         "norm": OneOf("", "qk_norm"),
         "intermediate_size": MultipleOf(VECTOR),
+        "activation": OneOf(*FORMS),
+        "output_norms": Anything(),
     }
 
     def available(self) -> str | None:

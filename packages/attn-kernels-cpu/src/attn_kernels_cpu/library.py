@@ -70,6 +70,8 @@ class BlockStruct(ctypes.Structure):
         ("feed_forward_gain", ADDRESS),
         ("query_gain", ADDRESS),
         ("key_gain", ADDRESS),
+        ("attended_gain", ADDRESS),
+        ("fed_gain", ADDRESS),
         ("eps", ctypes.c_float),
         ("head_eps", ctypes.c_float),
         ("scale", ctypes.c_float),
@@ -79,6 +81,7 @@ class BlockStruct(ctypes.Structure):
         ("rotated", ctypes.c_int32),
         ("interleaved", ctypes.c_int32),
         ("parts", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
     )
 
 

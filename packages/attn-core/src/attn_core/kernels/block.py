@@ -35,21 +35,28 @@ class AttentionParts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GatedParts:
-    """W₂ (SiLU(W_g x) ⊙ W₁ x) with packed weights: `both` maps x to W_g x and W₁ x, concatenated; `down` is W₂."""
+    """W₂ (f(W_g x) ⊙ W₁ x) with packed weights: `both` maps x to W_g x and W₁ x, concatenated; `down` is W₂, and f the
+    `activation`."""
 
     both: Any
     down: Any
+    activation: str = "silu"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockParts:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)); norms are RMSNorm with a gain [hidden_size] and `eps`."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)); norms are RMSNorm with a gain [hidden_size] and `eps`.
+
+    With `attended_gain` and `fed_gain`, what is added to x is normed, too.
+    """
 
     attention: AttentionParts
     feed_forward: GatedParts
     attention_gain: Tensor
     feed_forward_gain: Tensor
     eps: float
+    attended_gain: Tensor | None = None
+    fed_gain: Tensor | None = None
 
 
 class BlockStep(Protocol):
@@ -78,7 +85,7 @@ class BlockProblem(Problem):
     `linears` is the class, "module.name", of the modules that multiply by packed weights, "mixed" where they differ.
     The fields of the attention are as in `SpecProblem`; `mask` is `BAND` for causal masks and causal windows without
     dilation, `norm` the kind of the norm of queries and keys, "" without one, `cross` says that keys come from another
-    sequence.
+    sequence. `output_norms` says that what is added to x is normed.
     """
 
     operation: ClassVar[str] = "block"
@@ -96,6 +103,8 @@ class BlockProblem(Problem):
     norm: str = ""
     cross: bool = False
     intermediate_size: int = 0
+    activation: str = "silu"
+    output_norms: bool = False
 
 
 def block_problem(parts: BlockParts) -> BlockProblem:
@@ -118,6 +127,8 @@ def block_problem(parts: BlockParts) -> BlockProblem:
         norm="" if spec.norm is None else spec.norm.kind,
         cross=spec.cross,
         intermediate_size=getattr(gated.down, "inputs", 0),
+        activation=gated.activation,
+        output_norms=parts.attended_gain is not None or parts.fed_gain is not None,
     )
 
 

@@ -1,16 +1,19 @@
 // A whole pre-norm block for the new tokens of many requests: attention and a gated feed-forward, with residual
 // connections.
 #pragma once
+#include "activate.hpp"
 #include "attend_batch.hpp"
 
 struct Block {
   const Linear *projections, *output, *both, *down;
   const float *attention_gain, *feed_forward_gain;
-  const float *query_gain, *key_gain;  // of the norms of each head; null without
+  const float *query_gain, *key_gain;    // of the norms of each head; null without
+  const float *attended_gain, *fed_gain;  // of the norms of what is added to hidden; null without
   float eps, head_eps, scale;
   Heads heads;
   int32_t rotated, interleaved;
-  int32_t parts;  // for attention with AMX, which requires a mask without a window; see `Attention`
+  int32_t parts;       // for attention with AMX, which requires a mask without a window; see `Attention`
+  int32_t activation;  // of the gate, an `Activation` of activate.hpp
 };
 
 // The part of a step that all layers of one kind share.
@@ -94,12 +97,37 @@ static void norm_rows(const float* x, int tokens, int width, const float* gain, 
   for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
 }
 
-// out = silu(gate) * up, where [gate, up] are the outputs of `both`; `rows` is a buffer for them.
-static void gate(const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
+template <class F>
+static inline void gate_row(const float* both, int width, float* out) {
+  for (int i = 0; i < width; i += 16) store16(out + i, F::at(load16(both + i)).value * load16(both + width + i));
+}
+
+static inline void gate_row(int activation, const float* both, int width, float* out) {
+  if (activation == SILU) return silu_gate_row(both, width, out);
+  if (activation == GELU) return gate_row<Gelu>(both, width, out);
+  gate_row<GeluTanh>(both, width, out);
+}
+
+// out = f(gate) * up, where [gate, up] are the outputs of `both`; `rows` is a buffer for them.
+static void gate(int activation, const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
   int inner = both.outputs / 2;
   multiply(both, x, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)
-  for (int t = 0; t < tokens; t++) silu_gate_row(rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
+  for (int t = 0; t < tokens; t++) gate_row(activation, rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
+}
+
+// hidden += layer(x), or its norm with `gain` if there is one, for which `room` [tokens, width] is a buffer.
+static void add_output(const Linear& layer, const float* x, int tokens, const float* gain, float eps, float* room,
+                       float* hidden, int threads) {
+  const int width = layer.outputs;
+  if (!gain) return multiply(layer, x, tokens, Into{hidden, (size_t)width, true}, threads);
+  multiply(layer, x, tokens, Into{room, (size_t)width, false}, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
+  for (int t = 0; t < tokens; t++) {
+    float *row = room + (size_t)t * width, *to = hidden + (size_t)t * width;
+    rms_norm_row(row, width, gain, eps, row);
+    for (int i = 0; i < width; i++) to[i] += row[i];
+  }
 }
 
 // Applies the block to hidden [tokens, width] in place.
@@ -116,8 +144,8 @@ static void run_block(const Block& b, const LayerStep& s, float* hidden) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
   for (int t = 0; t < tokens; t++) place_token(rows + (size_t)t * projected, b, s, t);
   attend(attention_of(b, s, Rows{rows, projected, out}), threads);
-  multiply(*b.output, out, tokens, Into{hidden, (size_t)width, true}, threads);
+  add_output(*b.output, out, tokens, b.attended_gain, b.eps, normed.data(), hidden, threads);
   norm_rows(hidden, tokens, width, b.feed_forward_gain, b.eps, normed.data(), threads);
-  gate(*b.both, normed.data(), tokens, rows, out, threads);
-  multiply(*b.down, out, tokens, Into{hidden, (size_t)width, true}, threads);
+  gate(b.activation, *b.both, normed.data(), tokens, rows, out, threads);
+  add_output(*b.down, out, tokens, b.fed_gain, b.eps, normed.data(), hidden, threads);
 }

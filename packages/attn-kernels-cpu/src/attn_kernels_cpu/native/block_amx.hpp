@@ -3,6 +3,7 @@
 #include "block.hpp"
 
 static inline bool in_tiles(const Block& b) {
+  if (b.attended_gain || b.fed_gain || b.activation != SILU) return false;
   const Linear* all[] = {b.projections, b.output, b.both, b.down};
   for (const Linear* l : all)
     if (!in_tiles(*l) || l->format != all[0]->format || l->parts != all[0]->parts) return false;

@@ -92,7 +92,7 @@ class Block(nn.Module):
         self.mechanism = attention.mechanism
         self.incremental = attention.mechanism.can(Capability.INCREMENTAL)
         self.pre_norm = config.norm_place != "post"
-        self.fusable = config.norm_place == "pre" and config.residual_multiplier == 1
+        self.fusable = config.norm_place in ("pre", "both") and config.residual_multiplier == 1
         self.multiplier = config.residual_multiplier
         before = config.norm_place != "after"
         self.attention_norm: nn.Module = build_norm(config) if before else nn.Identity()
@@ -189,6 +189,8 @@ class Block(nn.Module):
             attention_gain=first.weight,
             feed_forward_gain=second.weight,
             eps=first.eps or 0.0,
+            attended_gain=getattr(self.attended_norm, "weight", None),
+            fed_gain=getattr(self.fed_norm, "weight", None),
         )
 
     def weights(self, hidden: Tensor, shared_kv: Fields | None = None) -> Tensor:

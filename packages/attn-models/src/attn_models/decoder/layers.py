@@ -143,11 +143,8 @@ class GatedFeedForward(nn.Module):
         self.gate = self.up = None
 
     def parts(self) -> GatedParts | None:
-        """The prepacked matrices for a fused block kernel; None before they are prepacked, or if the gate's activation
-        is not SiLU."""
-        if self.both is None or self.activation != "silu":
-            return None
-        return GatedParts(both=self.both, down=self.down)
+        """The prepacked matrices for a fused block kernel; None before they are prepacked."""
+        return None if self.both is None else GatedParts(both=self.both, down=self.down, activation=self.activation)
 
 
 class ClampedGatedFeedForward(GatedFeedForward):
@@ -161,7 +158,7 @@ class ClampedGatedFeedForward(GatedFeedForward):
         return held * torch.sigmoid(self.sharpness * held) * (up.clamp(-self.limit, self.limit) + 1)
 
     def parts(self) -> None:
-        """None: fused block kernels support only SiLU gates."""
+        """None: fused block kernels do not clamp."""
 
 
 class QuickGelu(nn.Module):
