@@ -358,9 +358,8 @@ def save_model(
     other programs too. For a model of a plugin it is that of its adapter, and config.json names the plugin's package.
     Parameters that modules share are written once.
 
-    `base` is the model that this one was made from: what its config.json says and the layout does not write, such as
-    the ids of special tokens, is kept, and so are its generation_config.json and the files that describe how it reads
-    images. Without it, config.json has the ids of the tokenizer's special tokens.
+    `base` is the model that this one was made from: what its config.json says and its layout does not is kept, and
+    its files of generation and of reading images. Without it, config.json has the tokenizer's special ids.
 
     Raises `Incompatible` for a model that the layout cannot express, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` for errors of the file system, `WrongState` for a model whose weights are packed.
