@@ -46,7 +46,13 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def compiler(environ: Mapping[str, str] = os.environ) -> str | None:
     """The C++ compiler: the one that `CXX` names, or the first of g++, clang++ and c++ that is found; else None."""
     candidates = (environ["CXX"],) if environ.get("CXX") else ("g++", "clang++", "c++")
-    return next((found for found in map(shutil.which, candidates) if found), None)
+    return _first_of(candidates, os.environ.get("PATH"))
+
+
+@cache
+def _first_of(candidates: tuple[str, ...], path: str | None) -> str | None:
+    """The first program found, looked for once: each layer of a model asks whether kernels can be compiled."""
+    return next((found for name in candidates if (found := shutil.which(name, path=path))), None)
 
 
 def why_not(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -85,6 +85,13 @@ def test_answers_of_weight_0_are_said_but_not_learned(tmp_path: Path, tokenizer:
 GOOD = {"messages": said("user:hi", "assistant:yes")}
 
 
+def test_what_cannot_be_encoded_is_refused_and_not_learned_as_an_object(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A template of texts writes a list of parts as Python does, in which half a character is spelled out."""
+    broken = written(tmp_path / "a.jsonl", {"messages": said("user:hi", "assistant:ye\ud800s")})
+    with pytest.raises(InvalidValue, match="lone surrogates"):
+        read_chats(broken, tokenizer)
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

@@ -372,8 +372,7 @@ def save_model(
     if base is not None:
         from attn_models.loading.images import processor_files
 
-        files |= processor_files(base.path)
-        generation = generation or base.generation
+        files, generation = files | processor_files(base.path), generation or base.generation
     if generation:
         files["generation_config.json"] = generation
     return write_folder(folder, described, tensors, files)

@@ -14,7 +14,7 @@ from typing import Any
 from attn_core.errors import InvalidValue, UserError
 from attn_models.evaluation import IGNORED
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.chat import unused_characters
+from attn_models.tokenizers.chat import content_parts, unused_characters
 from attn_models.vision_language.prompts import TileTexts
 from attn_schema import IMAGE_PLACE
 from attn_schema.chat_form import THOUGHT, ChatForm
@@ -112,10 +112,12 @@ class _Renderer:
         values = values | extra
         if self.marks:
             values = values | {"generation_begins": self._begin, "generation_ends": self._end}
-        pieces = re.split(
-            f"([{self._begin}{self._end}])",
-            self.tokenizer.render_chat(messages[:count], values, add_generation_prompt=asked, images=self.parts),
-        )
+        said = messages[:count]
+        written = self.tokenizer.render_chat(said, values, add_generation_prompt=asked, images=self.parts)
+        parts = [part for message in said for part in content_parts(message["content"] or "")] if self.parts else []
+        if any(form(part) in written for part in parts for form in (str, json.dumps)):
+            raise UserError("the chat template writes parts of a content as objects: it takes texts alone")
+        pieces = re.split(f"([{self._begin}{self._end}])", written)
         text, bounds = "", list[int]()
         for piece in pieces:
             if piece in (self._begin, self._end):

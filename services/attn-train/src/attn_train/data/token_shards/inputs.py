@@ -143,8 +143,11 @@ def split_files(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 def unread(folder: Path, files: Sequence[Path]) -> str:
     """Return the names of the files of a folder that are not read, as text; empty if there are none."""
-    every = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
-    names = [file.name for file in every if file.absolute() not in files and file.name not in ABOUT]
+    known, every = (
+        set(files),
+        (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")),
+    )
+    names = [file.name for file in every if file.absolute() not in known and file.name not in ABOUT]
     some = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
     return f", files left aside: {some}" if names else ""
 
