@@ -191,7 +191,7 @@ Result = TypeVar("Result")
 
 
 def row_result(
-    kind: Callable[..., Row], form: str, compute: Callable[[Row], Result | None], rows: Tensor, *others: Tensor | None
+    kind: Callable[..., Row], form: str, compute: Callable[[Row], Result], rows: Tensor, *others: Tensor | None
 ) -> Result | None:
     """The result of `compute` for the kernel for rows [..., row_size]; None if no kernel is faster than the plain
     computation.
