@@ -6,10 +6,24 @@ import pytest
 
 from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import AttendProblem
-from attn_core.kernels.base import Anything, AtMost, OneOf
+from attn_core.kernels.base import TRAINED_IN, Anything, AtMost, OneOf
 from attn_core.kernels.rowwise import GateKernel, NormKernel, Targets, row_problem, row_result
 from attn_core.plugins import catalog
 from attn_core.plugins.catalog import installed_operation
+
+
+@pytest.fixture(autouse=True)
+def _in_training():
+    """As in a training step: elsewhere no kernel is chosen on a CPU."""
+    before = TRAINED_IN.set("float32")
+    yield
+    TRAINED_IN.reset(before)
+
+
+def test_outside_of_training_a_cpu_is_left_to_the_plain_computation(monkeypatch):
+    TRAINED_IN.set(None)
+    monkeypatch.setattr("attn_core.kernels.rowwise.installed_operation", pytest.fail)
+    assert row_result(NormKernel, "plain", lambda kernel: kernel.name, rows()) is None
 
 
 class Narrow(NormKernel):
