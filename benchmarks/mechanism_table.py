@@ -2,8 +2,8 @@
 
     python benchmarks/mechanism_table.py benchmarks/results/mechanisms-cpu*.json benchmarks/results/recurrences-cpu.json
 
-replaces the text between the two markers of the page with one table of mechanisms, which joins the files, and one of
-recurrences. For cases that several files contain, the last file is used.
+replaces the text between the two markers of the page with one table of mechanisms, which joins the files, one of decode
+steps, and one of recurrences. For cases that several files contain, the last file is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,21 @@ def times(low: float, middle: float, high: float) -> str:
 
 def of_mechanisms(rows: Iterable[dict[str, Any]]) -> list[str]:
     """One row for each mechanism and length: attn's, dense attention and another package's layer."""
+    lines = [
+        "| mechanism | tokens | ms | dense / ours | peer / ours | MB, ours | MB, dense |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (mechanism, length), systems in by_system(rows):
+        ours, dense, peer = (systems.get(name, {}) for name in ("attn", "dense", "peer"))
+        spread = times(*(1000 * ours[name] for name in ("min", "seconds", "max")))
+        weights = " | ".join(f"{row['peak_bytes'] / MEGABYTE:.0f}" for row in (ours, dense))
+        ratios = f"{ratio(dense, ours)} | {ratio(peer, ours)}"
+        lines.append(f"| {mechanism} | {length} | {spread} | {ratios} | {weights} |")
+    return lines
+
+
+def by_system(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], dict[str, dict[str, Any]]]]:
+    """The rows of each mechanism and length by system, where attn's ran."""
     found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
         options = "".join(f" {name}={value}" for name, value in row["options"].items())
@@ -35,18 +50,18 @@ def of_mechanisms(rows: Iterable[dict[str, Any]]) -> list[str]:
         if row["system"] == "dense":
             systems.clear()
         systems[row["system"]] = row
-    lines = [
-        "| mechanism | tokens | ms | dense / ours | peer / ours | MB, ours | MB, dense |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for (mechanism, length), systems in found.items():
-        if "seconds" not in systems.get("attn", {}):
-            continue
-        ours, dense, peer = (systems.get(name, {}) for name in ("attn", "dense", "peer"))
-        spread = times(*(1000 * ours[name] for name in ("min", "seconds", "max")))
-        weights = " | ".join(f"{row['peak_bytes'] / MEGABYTE:.0f}" for row in (ours, dense))
-        ratios = f"{ratio(dense, ours)} | {ratio(peer, ours)}"
-        lines.append(f"| {mechanism} | {length} | {spread} | {ratios} | {weights} |")
+    return ((name, systems) for name, systems in found.items() if "seconds" in systems.get("attn", {}))
+
+
+def of_steps(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """One row for each mechanism and length: attn's step beside that of gqa, and how fast it reads its bytes."""
+    lines = ["| step of | after tokens | ms | gqa, ms | ours / gqa | MB read | of the memory's rate |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for (mechanism, length), systems in by_system(rows):
+        ours, dense = systems["attn"], systems["dense"]
+        cells = [f"{1000 * row['seconds']:.2f}" for row in (ours, dense)]
+        share = f"{ours['seconds'] / dense['seconds']:.2f} | {ours['read_bytes'] / MEGABYTE:.1f} | {ours['rate']:.2f}"
+        lines.append(f"| {mechanism} | {length} | {cells[0]} | {cells[1]} | {share} |")
     return lines
 
 
@@ -87,9 +102,12 @@ def said_of(result: dict[str, Any]) -> str:
 def tables(results: list[dict[str, Any]]) -> str:
     """The table of all mechanisms and that of recurrences, each with the commands that measured it."""
     recurrences = [result for result in results if "milliseconds" in result["rows"][0]]
-    mechanisms = [result for result in results if result not in recurrences]
-    rows = [row for result in mechanisms for row in result["rows"]]
-    written = ["\n".join(of_mechanisms(rows)), "\n".join(f"- {said_of(result)}" for result in mechanisms)]
+    steps = [result for result in results if "read_bytes" in result["rows"][0]]
+    mechanisms = [result for result in results if result not in recurrences and result not in steps]
+    written = []
+    for table, kind in ((of_mechanisms, mechanisms), (of_steps, steps)):
+        rows = [row for result in kind for row in result["rows"]]
+        written += ["\n".join(table(rows)), "\n".join(f"- {said_of(result)}" for result in kind)]
     for result in recurrences:
         written += ["\n".join(of_recurrences(result)), f"- {said_of(result)}"]
     return "\n\n".join(written)

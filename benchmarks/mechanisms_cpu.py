@@ -3,14 +3,16 @@
 Compares each mechanism's layer, at each length, with up to three others in the same run: `dense` is multi-head
 attention with torch's fused kernel, causal if the mechanism is; `masked` is the same fused kernel with the mechanism's
 mask as a tensor, for specs with a mask; `peer` is another package's layer, if one is known and installed.
-With `--decode`, decode steps are measured instead, and `dense` is the step of grouped-query attention.
+With `--decode`, decode steps are measured instead, and `dense` is the step of grouped-query attention. Options
+`num_kv_heads`, `head_dim` and `rotary` (the fraction of a head that is turned) also hold for `dense`.
 
     python benchmarks/mechanisms_cpu.py sliding_window bigbird=block:64,random:3 --lengths 1024 4096
 
-Every measurement runs in a process of its own; systems take turns, so that other load affects all equally. Seconds are
-medians of the repeats of all turns after one warm-up call; memory is the increase of the process's peak during the
-first call. `ratio` is the seconds of `dense` divided by those of the system: above 1 is faster than dense. The result,
-with the machine and its load before and after, is written to benchmarks/results/.
+Every measurement runs in a process of its own; systems take turns, so that other load affects all equally. Seconds, of
+the processor where there is one thread, are medians of the repeats of all turns after one warm-up call; memory is the
+increase of the process's peak during the first call. `ratio` is the seconds of `dense` divided by those of the system:
+above 1 is faster than dense. The result, with the machine and its load before and after, is written to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import transformers_layers
 from report import write_report
 
 MECHANISMS = (
@@ -45,6 +48,8 @@ MECHANISMS = (
     "nsa",
     "moba",
 )
+SHARED = ("num_kv_heads", "head_dim", "rotary")
+"""What is said like an option, but holds for `dense`, too."""
 SYSTEMS = ("attn", "dense", "masked", "peer")
 
 
@@ -107,17 +112,14 @@ def measure_step(task: dict[str, Any]) -> dict[str, Any]:
     relative to a sum over more memory than the caches of the processor hold.
     """
     import torch
-    from attn_core import Capability, RaggedBatch, configure, installed
+    from attn_core import RaggedBatch, installed
     from attn_core.stores import StoreSize
 
     torch.set_num_threads(task["threads"])
     torch.manual_seed(0)
     dense, batch, length = task["system"] == "dense", task["batch"], task["length"]
     mechanism = installed().mechanisms.get("gqa" if dense else task["name"])
-    sizes = {"hidden_size": task["hidden_size"], "num_heads": task["num_heads"], "max_seq_len": length + 1}
-    if mechanism.can(Capability.GROUPED):
-        sizes["num_kv_heads"] = max(1, task["num_heads"] // 4)
-    config = configure(mechanism, {} if dense else task["options"], causal=True, **sizes)
+    config = config_of(mechanism, task, {} if dense else task["options"], length + 1)
     layer, states = mechanism.build(config).eval(), mechanism.state(config)
     room = StoreSize(tokens=batch * (length + 64), requests=batch)
     store = installed().caches.get("paged").create({"layer": states}, room)
@@ -142,6 +144,24 @@ def measure_step(task: dict[str, Any]) -> dict[str, Any]:
     return {"times": seconds, "peak_bytes": 0, "read_bytes": read, "rate": read / statistics.median(seconds) / speed}
 
 
+def config_of(mechanism: Any, task: dict[str, Any], options: dict[str, Any], longest: int) -> Any:
+    """The config of a mechanism's layer, with what is said of `SHARED`; for decode steps a quarter of the heads have
+    keys and values of their own, unless it is said how many."""
+    from attn_core import Capability, Rotary, configure
+
+    sizes: dict[str, Any] = {"hidden_size": task["hidden_size"], "num_heads": task["num_heads"], "max_seq_len": longest}
+    said = {name: task["options"][name] for name in SHARED if name in task["options"]}
+    if mechanism.can(Capability.GROUPED):
+        usual = max(1, task["num_heads"] // 4) if task["decode"] else task["num_heads"]
+        sizes["num_kv_heads"] = said.get("num_kv_heads", usual)
+    if mechanism.can(Capability.HEAD_DIM) and "head_dim" in said:
+        sizes["head_dim"] = said["head_dim"]
+    if mechanism.can(Capability.ROTARY) and "rotary" in said:
+        sizes["rotary"] = Rotary(fraction=said["rotary"])
+    own = {name: value for name, value in options.items() if name not in SHARED}
+    return configure(mechanism, own, causal=mechanism.can(Capability.CAUSAL), **sizes)
+
+
 def least_read(config: Any, spec: Any, length: int) -> int:
     """The bytes of a state that one request has to read: of selected tokens only, but for what they are selected by."""
     chosen = getattr(config, "top", None)
@@ -153,12 +173,15 @@ def least_read(config: Any, spec: Any, length: int) -> int:
 
 
 def timed(call: Callable[[], Any], repeats: int) -> list[float]:
-    """The seconds of each of some calls, after one that is not measured."""
+    """The seconds of each of some calls, after one that is not measured; those of the processor with one thread."""
+    import torch
+
+    now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     found = []
     for _ in range(repeats + 1):
-        start = time.perf_counter()
+        start = now()
         call()
-        found.append(time.perf_counter() - start)
+        found.append(now() - start)
     return found[1:]
 
 
@@ -169,22 +192,17 @@ def peak_bytes() -> int:
 
 def layer_of(task: dict[str, Any]) -> Callable[..., Any] | None:
     """The layer of a system for a mechanism, or None if the mechanism has no such system."""
-    from attn_core import Capability, configure, installed
+    from attn_core import installed
 
     mechanism = installed().mechanisms.get(task["name"])
-    causal = mechanism.can(Capability.CAUSAL)
-    sizes = {
-        "hidden_size": task["hidden_size"],
-        "num_heads": task["num_heads"],
-        "max_seq_len": task["length"],
-        "causal": causal,
-    }
-    config = configure(mechanism, task["options"], **sizes)
+    config = config_of(mechanism, task, task["options"], task["length"])
     if task["system"] == "peer":
+        if task["name"] in transformers_layers.FAMILIES:
+            return transformers_layers.layer_of(task["name"], config)
         return PEERS[task["name"]](config) if task["name"] in PEERS else None
     if task["system"] == "dense":
         dense = installed().mechanisms.get("mha")
-        layer = dense.build(configure(dense, **sizes))
+        layer = dense.build(config_of(dense, task, {}, task["length"]))
         layer.use_kernel("torch_sdpa")
         return layer
     layer = mechanism.build(config)
@@ -263,7 +281,7 @@ def forgetting(config: Any) -> Callable[..., Any]:
 
     def call(rows: Any) -> Any:
         query, key, value = layer.project(rows, None)
-        return layer.output(attend(query, key, value, layer.inner.remember(rows)["gate"]).flatten(-2))
+        return layer.output(attend(query, key, value, layer.inner.remember(rows, None)["gate"]).flatten(-2))
 
     return call
 
@@ -284,81 +302,7 @@ def nsa(config: Any) -> Callable[..., Any]:
     return layer
 
 
-def gated_deltanet(config: Any) -> Callable[..., Any]:
-    """The layer of transformers' Qwen3-Next, by its own torch functions."""
-    from transformers import Qwen3NextConfig
-    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
-
-    heads, size = config.num_heads, config.head_layout.key_size
-    sizes = {"linear_num_key_heads": heads, "linear_num_value_heads": heads, "linear_key_head_dim": size}
-    sizes |= {"linear_value_head_dim": config.value_size or 2 * size, "hidden_size": config.hidden_size}
-    return Qwen3NextGatedDeltaNet(Qwen3NextConfig(**sizes, num_hidden_layers=1, layer_types=["linear_attention"]), 0)
-
-
-def mamba2(config: Any) -> Callable[..., Any]:
-    """The mixer of transformers' Mamba-2, by its own torch functions."""
-    from transformers import Mamba2Config
-    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
-
-    sizes = {"hidden_size": config.hidden_size, "num_heads": config.num_heads, "state_size": config.state_size}
-    size = 2 * config.hidden_size // config.num_heads
-    return Mamba2Mixer(Mamba2Config(**sizes, head_dim=size, n_groups=config.groups, num_hidden_layers=1), 0).eval()
-
-
-def short_conv(config: Any) -> Callable[..., Any]:
-    """The convolution layer of transformers' LFM2."""
-    from transformers import Lfm2Config
-    from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
-
-    sizes = {"hidden_size": config.hidden_size, "conv_L_cache": config.taps, "num_attention_heads": config.num_heads}
-    return Lfm2ShortConv(Lfm2Config(**sizes, conv_bias=False, num_hidden_layers=1, layer_types=["conv"]), 0)
-
-
-def lightning(config: Any) -> Callable[..., Any]:
-    """The linear attention of transformers' MiniMax-01."""
-    from transformers import MiniMaxConfig
-    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
-
-    sizes = {"hidden_size": config.hidden_size, "num_attention_heads": config.num_heads, "num_hidden_layers": 1}
-    sizes |= {"head_dim": config.head_layout.key_size, "num_key_value_heads": config.num_heads}
-    layer = MiniMaxLightningAttention(MiniMaxConfig(**sizes, layer_types=["linear_attention"]), 0).eval()
-    return lambda rows: layer(rows, None, None)[0]
-
-
-def indexed_blocks(config: Any) -> Callable[..., Any]:
-    """The sparse attention of transformers' MiniMax-M3, eager, the only one it has, with rotary positions."""
-    import torch
-    from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
-    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import (
-        MiniMaxM3VLAttention,
-        MiniMaxM3VLRotaryEmbedding,
-    )
-
-    heads = config.head_layout
-    sizes = {"hidden_size": config.hidden_size, "num_attention_heads": heads.query, "head_dim": heads.key_size}
-    sizes |= {"num_key_value_heads": heads.key_value, "index_n_heads": heads.key_value, "index_topk_blocks": config.top}
-    sizes |= {"index_head_dim": config.index_size, "index_block_size": config.block, "num_hidden_layers": 1}
-    settings = MiniMaxM3VLTextConfig(
-        **sizes,
-        layer_types=["minimax_m3_sparse"],
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-    )
-    settings._attn_implementation = "eager"  # noqa: SLF001 -- how transformers itself sets it
-    layer, turns = MiniMaxM3VLAttention(settings, 0).eval(), MiniMaxM3VLRotaryEmbedding(settings)
-
-    def call(rows: Any) -> Any:
-        places = torch.arange(rows.shape[1])[None]
-        return layer(rows, turns(rows, places), None, position_ids=places)[0]
-
-    return call
-
-
 PEERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "gated_deltanet": gated_deltanet,
-    "mamba2": mamba2,
-    "short_conv": short_conv,
-    "lightning": lightning,
-    "indexed_blocks": indexed_blocks,
     "longformer": longformer,
     "bigbird": bigbird,
     "block_local": block_local,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from attn_core import Cost, Field, Shape, StateSpecs, Step, configure, installed
+from attn_core import Capability, Cost, Field, Shape, Slot, StateSpecs, Step, configure, installed
 from attn_models.adapters.state_dict import init_empty_weights
 from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
@@ -147,3 +147,14 @@ def test_cl_42_a_step_costs_the_length_where_keys_are_remembered_and_its_square_
 
     assert grows([Step(remembered=1023), Step(remembered=4095)]) == pytest.approx(1, abs=0.02)
     assert grows([Shape(query=1024, key=1024), Shape(query=4096, key=4096)]) == pytest.approx(2, abs=0.02)
+
+
+@pytest.mark.parametrize("name", [mechanism.name for mechanism in installed().mechanisms])
+def test_every_number_of_the_memories_that_a_step_reads_is_an_allowed_product(name: str) -> None:
+    mechanism = installed().mechanisms.get(name)
+    config = configure(mechanism, mechanism.sketch, hidden_size=16, num_heads=4)
+    if not mechanism.can(Capability.CAUSAL) or not mechanism.can(Capability.INCREMENTAL):
+        return
+    slots = [spec for spec in mechanism.state(config).values() if isinstance(spec, Slot)]
+    numbers = [math.prod(field.shape) for spec in slots for field in spec.fields.values() if len(field.shape) >= 3]
+    assert mechanism.cost(config, Step(remembered=1000, source=8)).allowed_flops >= 2 * sum(numbers)

@@ -178,21 +178,27 @@ def test_modules_are_built_and_asked_with_padding():
 
 
 class Summing(nn.Module):
-    """A recurrence that continues a sequence; `stale` keeps the state of the first piece."""
+    """A recurrence that continues a sequence; `stale` keeps the state of the first piece, `masked` wants a mask of all
+    tokens so far with it."""
 
-    def __init__(self, *, stale):
+    def __init__(self, *, stale, masked):
         super().__init__()
-        self.stale = stale
+        self.stale, self.masked, self.seen = stale, masked, 0
 
-    def forward(self, rows, prev_hidden=None, return_next_prev_hidden=False):
+    def forward(self, rows, prev_hidden=None, return_next_prev_hidden=False, attention_mask=None):
+        self.seen = rows.shape[1] + (0 if prev_hidden is None else self.seen)
+        if self.masked and prev_hidden is not None:
+            assert attention_mask is not None
+            assert attention_mask.shape == (len(rows), self.seen)
         out = rows.cumsum(1) + (0 if prev_hidden is None else prev_hidden)
         kept = out[:, -1:] if prev_hidden is None or not self.stale else prev_hidden
         return (out, kept) if return_next_prev_hidden else out
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("stale", [False, True])
-def test_a_module_that_returns_its_state_is_continued(stale):
-    case = ForeignModule("summing", Summing(stale=stale), causal=True)
+def test_a_module_that_returns_its_state_is_continued_with_the_mask_that_it_wants(stale, masked):
+    case = ForeignModule("summing", Summing(stale=stale, masked=masked), causal=True)
     found = {law.title(): judge(law, Subject([case])) for law in FOREIGN_LAWS}
     for law in ("decoding_is_the_whole", "chunks_are_the_whole"):
         assert found[law].applied

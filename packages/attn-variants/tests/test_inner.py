@@ -26,7 +26,7 @@ class Scaled(InnerAttention, torch.nn.Module):
         super().__init__()
         self.mark = torch.nn.Linear(width, 1)
 
-    def remember(self, rows):
+    def remember(self, rows, positions):
         return {"mark": self.mark(rows)}
 
     def forward(self, rows, operands, attend):

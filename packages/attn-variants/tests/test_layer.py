@@ -138,28 +138,6 @@ def test_additive_attention_is_its_network_pair_by_pair(build, agrees):
             )
 
 
-SCORE = {"score.query_weight", "score.key_weight", "score.bias", "score.vector"}
-UNMOVED = {
-    "hard": {"query.weight", "key.weight"},  # an arg max has no slope
-    "sampled": {"query.weight", "key.weight"},  # nor has a draw, which takes the mean's place every other time
-    "visual_hard": {"query.weight", "key.weight", *SCORE},  # likewise; learning by reward has tests of its own
-    "compressive": {"mix.weight"},  # so short a sequence is remembered as it is
-    "routing_causal": {"query.weight"},  # so few tokens are each alone in a cluster
-}
-
-
-def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
-    for mechanism in installed().mechanisms:
-        if installed().mechanisms.owner(mechanism.name) != "attn-variants":
-            continue
-        layer = build(mechanism.name, hidden_size=16, num_heads=4)
-        rows = torch.randn(2, 6, 16, dtype=torch.float64)
-        source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.only_cross else ()
-        (layer(rows, *source) * torch.randn(2, 6, 16)).sum().backward()
-        still = {name for name, weight in layer.named_parameters() if weight.grad is None or not weight.grad.any()}
-        assert still <= UNMOVED.get(mechanism.name, set()), mechanism.name
-
-
 @pytest.mark.parametrize(
     ("name", "options", "shared", "words"),
     [

@@ -51,7 +51,7 @@ def test_it_is_that_of_fla(record_property, monkeypatch, scalar):
 
     def theirs(rows):
         query, key, value = (part(rows).unflatten(-1, (-1, 8)) for part in (layer.query, layer.key, layer.value))
-        gates = layer.inner.remember(rows)
+        gates = layer.inner.remember(rows, None)
         out = peer.naive_wall_attn(query, key, value, gates["gate"], scale=8**-0.5, g_scalar=gates.get("scalar"))
         return layer.output(out.flatten(-2))
 

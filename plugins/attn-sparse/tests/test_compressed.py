@@ -96,6 +96,35 @@ def test_entries_never_change_once_they_are_complete():
     assert [one.rows.shape[1] for one in found] == [10, 6, 2, 0]
 
 
+def test_the_indexer_learns_how_entries_share_the_attention_and_no_other_weight_does():
+    """KL(p ‖ softmax(I)) over the chosen entries, in loops; queries without an entry are part of the mean."""
+    options = SIZES | KINDS["compressed_sparse_attention"] | {"align": 2.0}
+    layer = COMPRESSED.build(configure(COMPRESSED, options, hidden_size=32, num_heads=4)).double().train()
+    rows, loss = torch.randn(1, 20, 32, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    places = torch.arange(20)[None]
+    near = layer._entries(rows, places)[0].detach()
+    far = layer._far(layer._projected(rows), torch.ones(1, 20, dtype=torch.bool))
+    asked = layer._asked(rows, places)
+    for token in range(2, 20):
+        entries = (token + 1) // 2
+        heads = torch.relu(torch.einsum("hs,es->he", asked.index[0][0, token], far.index[0, :entries]))
+        scores = asked.index[1][0, token] @ heads
+        chosen = scores.topk(min(3, entries)).indices
+        seen = torch.cat([near[max(0, token - 4) : token + 1], far.rows[0, chosen].detach()])
+        logits = torch.cat([asked.query[0, token].detach() @ seen.T, layer.sinks.detach()[:, None]], 1)
+        weights = logits.softmax(1)[:, -1 - len(chosen) : -1].mean(0)
+        target = weights / weights.sum()
+        loss = loss + (target * (target.log() - scores[chosen].log_softmax(0))).sum() / 20
+    layer(rows)
+    found, learned = layer.take_auxiliary_loss(), list(layer.indexer.parameters())
+    torch.testing.assert_close(found, 2.0 * loss)
+    gradients = torch.autograd.grad(found, learned, retain_graph=True), torch.autograd.grad(2.0 * loss, learned)
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, other)
+    others = [weight for name, weight in layer.named_parameters() if not name.startswith("indexer.")]
+    assert all(grad is None for grad in torch.autograd.grad(found, others, allow_unused=True))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

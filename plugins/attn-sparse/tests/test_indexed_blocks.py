@@ -82,6 +82,35 @@ def test_a_query_reads_its_newest_blocks_and_the_best_of_the_others(local):
                 assert read[head, token].nonzero().flatten().tolist() == expected
 
 
+@pytest.mark.parametrize("padded", [0, 4])
+def test_the_indexer_learns_how_blocks_share_the_attention_and_no_other_weight_does(padded):
+    """KL(p ‖ softmax(best score / √size)) over the chosen blocks but a query's own, in loops."""
+    shared = {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2}
+    layer = BLOCKS.build(configure(BLOCKS, OPTIONS | {"align": 2.0}, **shared)).double().train()
+    rows, inner, tokens = torch.randn(1, 20, 16, dtype=torch.float64), layer.inner, 20 - padded
+    kept = torch.arange(20)[None] < tokens
+    weights = layer.weights(rows, key_padding_mask=kept)[0].detach().unflatten(0, (2, 2)).mean(1)
+    keys, loss = inner.key_norm(inner.key(rows[0])), torch.zeros((), dtype=torch.float64)
+    for token in range(tokens):
+        for group in range(2):
+            query = inner.query_norm(inner.query(rows[0, token]).view(2, -1)[group])
+            shares = {b: weights[group, token, 3 * b : 3 * b + 3].sum() for b in range(token // 3)}
+            chosen = [b for b, share in shares.items() if share > 0]
+            if chosen:
+                worth = torch.stack([(keys[3 * b : 3 * b + 3] @ query).max() for b in chosen]) * 10**-0.5
+                target = torch.stack([shares[b] for b in chosen]) / sum(shares[b] for b in chosen)
+                loss = loss + (target * (target.log() - worth.log_softmax(0))).sum() / (2 * tokens)
+    layer(rows, key_padding_mask=kept)
+    found = inner.take_auxiliary_loss()
+    torch.testing.assert_close(found, 2.0 * loss)
+    learned = list(inner.parameters())
+    gradients = torch.autograd.grad(found, learned, retain_graph=True), torch.autograd.grad(2.0 * loss, learned)
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, other)
+    others = [weight for name, weight in layer.named_parameters() if not name.startswith("inner.")]
+    assert all(grad is None for grad in torch.autograd.grad(found, others, allow_unused=True))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"local": 4}, "local: 4"), ({"block": 0}, "block: 0"), ({"index_size": 2}, "index_size: 2")],

@@ -198,6 +198,13 @@ class RowsInPlace:
     firsts: tuple[int, ...]
     form: str = "plain"
 
+    def of(self, name: str, numbers: Tensor) -> Tensor:
+        """The rows of a field at `numbers` [row], not copied where they lie one behind the other."""
+        field: Tensor = self.fields[name]
+        if len(numbers) and bool((numbers[1:] - numbers[:-1] == 1).all()):
+            return field[int(numbers[0]) : int(numbers[0]) + len(numbers)]
+        return field.index_select(0, numbers)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StaticRows(RowsInPlace):

@@ -47,8 +47,9 @@ class InnerAttention:
         if self.computes_itself:
             require_plain(name, type(self).__name__)
 
-    def remember(self, rows: Tensor) -> Fields:  # noqa: ARG002 -- most remember nothing
-        """Fields [batch, key, ...] to cache for hidden states [batch, key, width] besides keys and values.
+    def remember(self, rows: Tensor, positions: Tensor) -> Fields:  # noqa: ARG002 -- most remember nothing
+        """Fields [..., key, ...] to cache for hidden states [..., key, width] at `positions` [key] besides keys and
+        values.
 
         Their shapes are those of `DeclaredMechanism.further_fields`; `AttentionInputs.fields` has them later.
         """

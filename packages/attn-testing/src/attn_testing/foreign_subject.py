@@ -309,11 +309,23 @@ class ForeignModule(Foreign):
         return self._called(rows, given)
 
     def pieces(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-        """Each piece is given the state that the call before returned, the last of what it returned."""
+        """Each piece is given the state that the call before returned, the last of what it returned; where one is
+        refused without a mask of all tokens so far, also that mask."""
+        try:
+            return self._continued(inputs[0], lengths, None)
+        except (AssertionError, ValueError):
+            if self.padding is None or self.padding[1] == "drop":
+                raise
+            return self._continued(inputs[0], lengths, self.padding[0])
+
+    def _continued(self, rows: Tensor, lengths: Sequence[int], mask: str | None) -> Tensor:
         taken, asked = self._state or ("", "")
-        found, state = [], None
-        for piece in torch.split(inputs[0], list(lengths), 1):
-            out, *_, state = self._called(piece, {taken: state, asked: True})
+        found: list[Tensor] = []
+        state, seen = None, 0
+        for piece in torch.split(rows, list(lengths), 1):
+            seen += piece.shape[1]
+            real = torch.ones(len(rows), seen, dtype=torch.bool if self.padding == (mask, "keep") else torch.int64)
+            out, *_, state = self._called(piece, {taken: state, asked: True} | ({} if mask is None else {mask: real}))
             found.append(out)
         return torch.cat(found, 1)
 

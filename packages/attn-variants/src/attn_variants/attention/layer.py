@@ -231,15 +231,15 @@ class SpecLayer(Projections):
             fields={} if self.inner is None else fields,
         )
 
-    def cache_fields(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The cache fields of hidden states [..., hidden_size]: values, and the keys that the score reads, if any."""
+    def cache_fields(self, rows: Tensor, key: Tensor, value: Tensor, positions: Tensor | None = None) -> Fields:
+        """The cache fields of hidden states [..., rows, hidden_size]: values, the keys that the score reads, if any,
+        and the inner module's own. `positions` [rows] are counted from 0 unless given."""
         read = {"key": self._scored_key(key)} if self.spec.score.reads_keys else {}
-        return {**read, "value": value, **self.inner_fields(rows)}
-
-    def inner_fields(self, rows: Tensor) -> Fields:
-        """The inner module's own cache fields for hidden states [..., hidden_size]."""
-        remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
-        return remembered
+        if self.inner is None:
+            return {**read, "value": value}
+        if positions is None:
+            positions = torch.arange(rows.shape[-2], device=rows.device)
+        return {**read, "value": value, **self.inner.remember(rows, positions)}
 
     def prepared(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
         """Build attention inputs from projected and rotated queries [batch, query, heads, key_size], keys and values of

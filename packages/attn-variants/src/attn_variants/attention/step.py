@@ -45,8 +45,8 @@ class StepLayer(Protocol):
         no kernel can."""
         ...
 
-    def cache_fields(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The fields of the cache for rows [tokens, hidden_size] with these keys and values."""
+    def cache_fields(self, rows: Tensor, key: Tensor, value: Tensor, positions: Tensor | None = None) -> Fields:
+        """The fields of the cache for rows [tokens, hidden_size] at `positions` [tokens] with these keys and values."""
         ...
 
     def part_weights(self) -> Mapping[str, Tensor]:
@@ -178,7 +178,7 @@ def append_kv(
         if appended is not None:
             return appended, view, None
     query, key, value = layer.project(rows, cos_sin)
-    return query, view, view.append(layer.cache_fields(rows, key, value))
+    return query, view, view.append(layer.cache_fields(rows, key, value, batch.positions))
 
 
 def attend_gathered(

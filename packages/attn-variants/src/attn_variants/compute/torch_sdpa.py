@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec
+from attn_core.kernels.base import batch_invariant
 from attn_core.masking import positions
 from attn_core.modifiers import Alibi, BiasTable
 from torch import Tensor
@@ -43,11 +44,16 @@ def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, s
     query, key, value = operands.query.transpose(1, 2), operands.key.transpose(1, 2), operands.value.transpose(1, 2)
     if operands.query.shape[1] == 1:
         return one_query((operands.query, key, value), bias, scale)
-    shared = spec.heads.key_value != spec.heads.query
+    shared, size = spec.heads.key_value != spec.heads.query, value.shape[-1]
+    unequal = size != key.shape[-1] and value.device.type == "cpu"
+    if unequal and not torch.is_grad_enabled() and not batch_invariant():
+        # Where keys and values differ in size torch holds all scores, which takes three times as long as zeros do.
+        widest = max(size, key.shape[-1])
+        query, key, value = (pad(part, (0, widest - part.shape[-1])) for part in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, attn_mask=bias, is_causal=causal, scale=scale, enable_gqa=shared
     )
-    return out.transpose(1, 2)
+    return out[..., :size].transpose(1, 2)
 
 
 def with_sink(operands: AttentionInputs, bias: Tensor | None, scale: float) -> tuple[AttentionInputs, Tensor | None]:

@@ -10,6 +10,7 @@ from attn_core import AttentionInputs, AttentionSpec, Fields, Full, LayerState, 
 from attn_core.batch import PagedView, Rows
 from attn_core.joint import weight_of
 from attn_core.kernels.base import batch_invariant
+from attn_core.masking import shares, wide
 from torch import Tensor, nn
 
 from attn_variants.attention.kernels import AttentionKernels, InPlaceAttention, PagedKernels
@@ -156,11 +157,22 @@ class LatentAttentionLayer(nn.Module):
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
         """Outputs [requests, query, heads, value], absorbed; `positions` is None for one query each, the newest."""
         memory = remembered.fields["latent"], remembered.fields["rotary_key"]
+        if positions is None and self._paged is not None and query.device.type == "cpu" and not batch_invariant():
+            return self.attend_newest(query, memory, remembered.key_padding_mask)
         operands = dataclasses.replace(self.absorb(query, memory), key_padding_mask=remembered.key_padding_mask)
         if positions is None:
             return self.give_values(self._newest.run(operands))
         located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
         return self.attend_absorbed(located)
+
+    def attend_newest(self, query: Tensor, memory: tuple[Tensor, Tensor], kept: Tensor | None) -> Tensor:
+        """Outputs [requests, 1, heads, value] of the newest queries, over latents and rotary keys that are not joined:
+        a copy of all that is cached would take longer than the products."""
+        latent, turned = (wide(rows) for rows in memory)
+        over, own = torch.split(wide(self.carry(query))[:, 0], [latent.shape[-1], turned.shape[-1]], dim=-1)
+        scores = (over @ latent.transpose(1, 2) + own @ turned.transpose(1, 2)) * self.sizes.scale
+        weights = scores.softmax(-1) if kept is None else shares(scores, kept[:, None])
+        return self.give_values((weights @ latent)[:, None].to(query.dtype))
 
     def attend_in_place(
         self, query: Tensor, fresh: Fields, batch: RaggedBatch, in_place: InPlaceAttention

@@ -202,7 +202,7 @@ class PathInner(InnerAttention, nn.Module):
         self.strength = fresh_linear(hidden_size, heads.key_value, bias=True)
         self.forget = fresh_linear(hidden_size, heads.query, bias=True) if forget_gate else None
 
-    def remember(self, rows: Tensor) -> Fields:
+    def remember(self, rows: Tensor, positions: Tensor) -> Fields:  # noqa: ARG002 -- the same everywhere
         """The cache fields of rows [..., hidden_size]: "direction" [..., num_kv_heads, key_size], before convolution,
         "strength" β [..., num_kv_heads], from 0 to 2, and with a gate "fade" [..., heads], its logarithm; the last two
         at least float32."""

@@ -54,7 +54,7 @@ class ForgetGates(InnerAttention, nn.Module):
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.zeros_(self.gate.bias)
 
-    def remember(self, rows: Tensor) -> Fields:
+    def remember(self, rows: Tensor, positions: Tensor) -> Fields:  # noqa: ARG002 -- the same everywhere
         """The field "gate": log f [..., heads] of hidden states [..., hidden_size], at least float32."""
         return {"gate": logsigmoid(wide(self.gate(rows)))}
 

@@ -42,7 +42,7 @@ class ChannelGates(InnerAttention, nn.Module):
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.constant_(self.gate.bias, float(start))
 
-    def remember(self, rows: Tensor) -> Fields:
+    def remember(self, rows: Tensor, positions: Tensor) -> Fields:  # noqa: ARG002 -- the same everywhere
         """The fields "gate" [..., heads, key_size] and, with scalar gates, "scalar" [..., heads]: logarithms, at least
         float32."""
         heads = self.spec.heads

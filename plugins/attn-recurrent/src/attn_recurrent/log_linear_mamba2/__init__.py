@@ -39,11 +39,15 @@ class LogLinearMamba2(Mamba2):
         return LogLinearMamba2Layer(LogLinearConfig.of(config))
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The cost of `mamba2`, with a read and a write of every bucket for each token, and carries between chunks."""
+        """The cost of `mamba2`, with a read and a write of every bucket for each token, and carries between chunks.
+
+        Of these only the reads are allowed ones: a token is written to one bucket, and buckets become one by sums.
+        """
         own, usual = LogLinearConfig.of(config), super().cost(config, shape)
         matrix, chunks = own.inner * own.state_size, -(-shape.query // own.chunk)
-        more = 2 * matrix * (2 * shape.query * (own.buckets - 1) + chunks * own.buckets**2)
-        return usual + Cost(flops=shape.batch * more, allowed_flops=0, parameters=own.further)
+        reads = 2 * matrix * shape.batch * shape.query * (own.buckets - 1)
+        carries = 2 * matrix * shape.batch * chunks * own.buckets**2
+        return usual + Cost(flops=2 * reads + carries, allowed_flops=reads, parameters=own.further)
 
 
 @hookimpl

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from attn_sparse.blocks import CompletedBlocks
 from attn_sparse.compressed.compressor import Compressor, EntryIndexer, turn_last
 from attn_sparse.compressed.options import CompressedConfig
-from attn_sparse.dsa.selection import PIECE, choose
+from attn_sparse.dsa.indexer import divergence
+from attn_sparse.dsa.selection import PIECE, LearnsFromAttention, choose, places_of, taken
 
 NONE = -(1 << 40)
 """The position of a row that no query sees."""
@@ -59,7 +60,7 @@ class Seen:
         return Seen(self.rows[:, part], self.positions[:, part], None if self.index is None else self.index[:, part])
 
 
-class CompressedLayer(nn.Module):
+class CompressedLayer(LearnsFromAttention, nn.Module):
     """Attention to the last tokens and to compressed entries of all earlier ones, whose rows are keys and values at
     once, beside a learned logit per head that takes weight without a value (DeepSeek-AI 2026).
 
@@ -102,7 +103,10 @@ class CompressedLayer(nn.Module):
         kept = torch.ones_like(places, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         near = Seen(self._entries(query, places), places.where(kept, NONE))
         pieces = self._in_pieces(self._asked(query, places), near, self._far(self._projected(query), kept))
-        return self._out(torch.cat(pieces, dim=1), query.dtype)
+        out, *far = (torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True))
+        if far:
+            self.keep_divergence(far[0], key_padding_mask)
+        return self._out(out, query.dtype)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Compute the new tokens of many requests, [tokens, hidden_size] to [tokens, hidden_size].
@@ -118,16 +122,16 @@ class CompressedLayer(nn.Module):
         views = [state[name] for name in ("window", "compressed") if name in state]
         if batch.decoding:
             single = Asked(asked.query[0, :, None], asked.positions[0, :, None], _single(asked.index))
-            return self._out(self._read(single, *self._cached(views, range(batch.requests)))[:, 0], query.dtype)
+            return self._out(self._read(single, *self._cached(views, range(batch.requests)))[0][:, 0], query.dtype)
         outs = []
         for span in batch.spans():
             at = slice(span.start, span.stop)
             seen, part = self._cached(views, [span.request]), asked.at(at)
             if batch.contexts[span.request] == 0 and span.stop - span.start > 1:
                 seen = Seen(near["entry"][None, at], part.positions), seen[1]
-                outs.append(torch.cat(self._in_pieces(part, *seen), dim=1)[0])
+                outs.append(torch.cat([piece[0] for piece in self._in_pieces(part, *seen)], dim=1)[0])
             else:
-                outs.append(self._read(part, *seen)[0])
+                outs.append(self._read(part, *seen)[0][0])
         return self._out(torch.cat(outs), query.dtype)
 
     def _asked(self, rows: Tensor, places: Tensor) -> Asked:
@@ -192,8 +196,8 @@ class CompressedLayer(nn.Module):
         found = [Seen.of(view.rows(requests)) for view in views]
         return found[0], found[1] if len(found) > 1 else None
 
-    def _in_pieces(self, asked: Asked, near: Seen, far: Seen | None) -> list[Tensor]:
-        """Outputs for whole sequences, computed for `window` queries at a time, which see few of the rows."""
+    def _in_pieces(self, asked: Asked, near: Seen, far: Seen | None) -> list[tuple[Tensor, ...]]:
+        """What `_read` returns for whole sequences, `window` queries at a time, which see few of the rows."""
         tokens, window = asked.positions.shape[1], self.options.window
         if torch.compiler.is_compiling() or tokens <= window:
             return [self._read(asked, near, far)]
@@ -208,30 +212,40 @@ class CompressedLayer(nn.Module):
             found.append(checkpoint(self._read, *part, seen, use_reentrant=False) if again else self._read(*part, seen))
         return found
 
-    def _read(self, asked: Asked, near: Seen, far: Seen | None) -> Tensor:
-        """Outputs [batch, query, heads, size] of attention to these rows."""
+    def _read(self, asked: Asked, near: Seen, far: Seen | None) -> tuple[Tensor, ...]:
+        """Outputs [batch, query, heads, size] of attention to these rows; if the indexer learns, also its divergence
+        from the attention to the entries, [batch, query]."""
         rows, allowed = self._near(asked, near)
+        scores, seen = None, allowed[:, :, :0]
         if far is not None and far.rows.shape[1]:
-            entries, seen = far.rows, self._chosen(asked, far)
+            entries, (seen, scores) = far.rows, self._chosen(asked, far)
             top = self.options.top
-            if seen.shape[1] == 1 and top is not None and entries.shape[1] > top:
-                found = seen[:, 0].byte().topk(top, dim=-1)
-                entries = entries[torch.arange(len(entries), device=entries.device)[:, None], found.indices]
-                seen = found.values[:, None].bool()
+            if seen.shape[1] == 1 and top is not None and entries.shape[1] > top and not self.learns:
+                places, real = places_of(seen[:, 0], top)
+                entries, seen = taken(entries, places), real[:, None]
             rows, allowed = torch.cat([rows, wide(entries)], 1), torch.cat([allowed, seen], 2)
-        return self._attended(asked, rows, self._weights(asked, rows, allowed))
+        weights = self._weights(asked, rows, allowed)
+        out = self._attended(asked, rows, weights)
+        if not self.learns or self.indexer is None:
+            return (out,)
+        if scores is None:
+            return out, out[:, :, 0, 0].detach() * 0.0
+        shared = weights.detach()[..., -seen.shape[2] :].mean(1)
+        shared = shared / shared.sum(-1, keepdim=True).clamp(min=torch.finfo(shared.dtype).tiny)
+        return out, divergence(scores, shared[:, None], seen)
 
     def _near(self, asked: Asked, near: Seen) -> tuple[Tensor, Tensor]:
         """The rows of tokens, and which of them queries see, [batch, query, row]."""
         query, key = asked.positions[:, :, None], near.positions[:, None]
         return wide(near.rows), (key <= query) & (key > query - self.options.window)
 
-    def _chosen(self, asked: Asked, far: Seen) -> Tensor:
-        """Which entries queries attend to, [batch, query, entry]."""
+    def _chosen(self, asked: Asked, far: Seen) -> tuple[Tensor, Tensor | None]:
+        """Which entries queries attend to, and their index scores, if there are any, [batch, query, entry] both."""
         seen = (far.positions[:, None] <= asked.positions[:, :, None]) & (far.positions[:, None] != NONE)
         if self.indexer is None or asked.index is None or far.index is None or self.options.top is None:
-            return seen
-        return choose(self.indexer(asked.index, far.index), seen, min(self.options.top, far.index.shape[1]))
+            return seen, None
+        scores = self.indexer(asked.index, far.index)
+        return choose(scores, seen, min(self.options.top, far.index.shape[1])), scores
 
     def _weights(self, asked: Asked, rows: Tensor, allowed: Tensor) -> Tensor:
         """Attention weights [batch, heads, query, row]; those of a query add up to less than one by its sink's."""

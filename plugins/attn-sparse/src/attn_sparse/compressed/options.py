@@ -16,7 +16,8 @@ class CompressedConfig(MechanismConfig):
     With `overlap` an entry also mixes the tokens of the block before its own. Of the entries those with the `top` best
     index scores are attended to, which an indexer of `index_heads` heads of `index_size` elements gives, or all if it
     is None. Queries are projected through `query_latent` elements, and the output through `output_latent` elements for
-    each of `output_groups` groups of heads. `norm_eps` is that of all norms.
+    each of `output_groups` groups of heads. `norm_eps` is that of all norms. `align` is the weight of the training loss
+    that aligns the softmax of index scores with the attention that entries get.
     """
 
     window: int = 128
@@ -29,6 +30,7 @@ class CompressedConfig(MechanismConfig):
     output_groups: int = 4
     output_latent: int = 128
     norm_eps: float = 1e-6
+    align: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,6 +39,7 @@ class CompressedConfig(MechanismConfig):
         for name, unit in (("every", "tokens"), ("top", "entries")):
             require_whole(name, getattr(self, name), ge=2 if name == "every" else 1, unit=unit, optional=True)
         require_number("norm_eps", self.norm_eps, gt=0)
+        require_number("align", self.align, ge=0)
         if self.rotary is not None and int(self.size * self.rotary.fraction) % 2:
             given = f"{self.rotary.fraction} of head_size {self.size}"
             raise InvalidValue.of("rotary", given, "an even number of elements, as they are rotated in pairs")

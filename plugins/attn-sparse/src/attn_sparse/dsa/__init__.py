@@ -100,9 +100,8 @@ class Dsa(DeclaredMechanism):
         per_pair = 2 * shape.batch * own.index_heads * (own.index_size + 1)
         index, before = shape.key // own.every, shape.key - shape.query
         seen = complete(shape.key, own.every) - complete(before, own.every)
-        return Cost(
-            flops=queries + shape.query * index * per_pair, allowed_flops=queries + seen * per_pair, parameters=0
-        )
+        scored = per_pair * own.scores(shape.key)
+        return Cost(flops=queries + shape.query * index * scored, allowed_flops=queries + seen * scored, parameters=0)
 
 
 def complete(tokens: int, pool: int) -> int:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from attn_sparse.dsa.options import DsaConfig
 
-MANY = 512
-"""The number of positions from which on their angles are looked up."""
+SHORTEST = 512
+"""The least number of positions whose angles are kept."""
 FAR = 1 << 17
 """The position from which on they are not, as the table would be large."""
 
@@ -23,10 +23,11 @@ def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int, *, interl
     Element i is paired with element i + turned / 2, as in the indexer of DeepSeek-V3.2, or with its neighbour if
     `interleaved`, even if the attention's own keys use another pairing.
     """
-    many = rows.device.type == "cpu" and positions.numel() >= MANY and not torch.compiler.is_compiling()
-    if many and int(positions.min()) >= 0 and int(positions.max()) < FAR:
-        # Angles of all cached keys at every step would take longer than everything else.
-        table = first_turns(rotary, turned, 1 << int(positions.max()).bit_length(), rows.dtype)
+    looked_up = rows.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling()
+    if looked_up and int(positions.min()) >= 0 and int(positions.max()) < FAR:
+        # Frequencies and angles, anew at every step, would take longer than turning.
+        length = max(SHORTEST, 1 << int(positions.max()).bit_length())
+        table = first_turns(rotary, turned, length, rows.dtype)
         found = [part.index_select(0, positions.flatten()).view(*positions.shape, 1, -1) for part in table]
     else:
         found = [part[..., None, :] for part in turns(rotary, turned, positions, rows.dtype)]
@@ -83,6 +84,13 @@ class Indexer(nn.Module):
         query = torch.unflatten(wide(self.query(rows.detach())), -1, (self.options.index_heads, -1))
         return self._turned(query, positions)
 
+    def remembered(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """The index keys [..., key, size] that are cached for hidden states [..., key, hidden_size] at `positions`
+        [key], or [batch, key] as the hidden states: with rotary positions."""
+        batched = rows if rows.dim() == 3 else rows[None]
+        keys = self.turned_keys(self.keys(batched), positions if positions.dim() == 2 else positions[None])
+        return keys.to(rows.dtype).view(*rows.shape[:-1], keys.shape[-1])
+
     def turned_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Index keys [batch, key, size] with rotary positions [batch or 1, key] applied, at least float32."""
         return self._turned(wide(keys)[:, :, None], positions)[:, :, 0]
@@ -104,6 +112,9 @@ def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:
     They are computed from index queries [batch, query, heads, size], head weights [batch, query, heads] and index keys
     [batch, key, size].
     """
+    if query.shape[1] == 1:
+        # With few rows, products are faster where the keys are the rows.
+        return (torch.relu(key @ query[:, 0].transpose(1, 2)) @ weights.transpose(1, 2)).transpose(1, 2)
     products = torch.relu(query.flatten(1, 2) @ key.transpose(1, 2))
     per_head = torch.unflatten(products, 1, query.shape[1:3])
     scores: Tensor = (weights[:, :, None] @ per_head)[:, :, 0]

@@ -50,6 +50,10 @@ class DsaConfig(MechanismConfig):
         """The number of tokens for each index key."""
         return 1
 
+    def scores(self, keys: int) -> bool:
+        """Whether the indexer scores so many keys: not those that are all chosen."""
+        return keys // self.every > self.top // self.every
+
     @property
     def most(self) -> int:
         """The largest number of tokens that a query attends to: `top`, and all but one that have no index key yet."""

@@ -63,8 +63,11 @@ class IndexedBlocks(DeclaredMechanism):
 
         return IndexedBlocksAttention(self.spec(config), self.Config.of(config))
 
-    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """Attention to the chosen blocks by a kernel; the blocks are chosen by this module."""
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """Causal attention up to `top` blocks, which are all read; beyond, attention to the blocks that this module
+        chooses, by a kernel."""
+        if self.Config.of(config).reads_all(tokens):
+            return super().computations(config, tokens)
         return (Computation(part="selected blocks", asked=SelectedBlocksSpec(heads=config.head_layout)),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
@@ -72,21 +75,28 @@ class IndexedBlocks(DeclaredMechanism):
         return {"index": Field((self.Config.of(config).index_size,))}
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The cost of projections, of an index score for every key, and of the pairs with the keys of chosen blocks.
+        """Up to `top` blocks, the cost of causal attention and index keys; beyond, that of projections, of an index
+        score for each key of earlier blocks, and of the pairs with the keys of chosen blocks.
 
-        This is the cost of inference, where a block is only computed for the queries that chose it; in training it is
-        computed for up to 63 more queries per block.
+        The latter is the cost of inference, where a block is only computed for the queries that chose it; in training
+        it is computed for up to 63 more queries per block, and the indexer's loss besides.
         """
         heads, own = config.head_layout, self.Config.of(config)
         pairs, size = SelectedBlockPairs(block=own.block, top=own.top), own.index_size
-        index = config.hidden_size * (heads.key_value + 1) * size
-        tokens = 2 * shape.batch * shape.query * index
-        score = 2 * shape.batch * heads.key_value * size
+        key = config.hidden_size * size
+        parameters = key * (heads.key_value + 1) + 2 * size
+        remembered = 2 * shape.batch * shape.query * key
+        if own.reads_all(shape.key):
+            keys = Cost(flops=remembered, allowed_flops=remembered, parameters=parameters)
+            return super().cost(config, shape) + keys
+        tokens = remembered * (heads.key_value + 1)
+        score = 2 * heads.key_value * size
         pair = 2 * heads.query * (heads.key_size + heads.value_size)
+        scored = shape.batch * sum(queries * keys for queries, keys in own.scored(shape.query, shape.key))
         chosen = Cost(
-            flops=tokens + score * shape.query * shape.key + pairs.met(shape) * pair,
-            allowed_flops=tokens + score * Causal().count(shape.query, shape.key) + pairs.allowed(shape) * pair,
-            parameters=index + 2 * size,
+            flops=tokens + score * scored + pairs.met(shape) * pair,
+            allowed_flops=tokens + score * pairs.past(shape) * own.block + pairs.allowed(shape) * pair,
+            parameters=parameters,
         )
         return self.projection_cost(config, shape) + chosen
 

@@ -19,24 +19,19 @@ from attn_core import (
 )
 from attn_core.batch import RowsInPlace
 from attn_core.kernels.attend import PagedAttendKernel, PagedAttentionInputs, paged_problem
+from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.dispatch import Operation
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import positions, seen_pairs, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 
-from attn_sparse.dsa.indexer import turn
-from attn_sparse.indexed_blocks.options import IndexedBlocksConfig
+from attn_sparse.dsa.indexer import divergence, turn
+from attn_sparse.dsa.selection import LearnsFromAttention
+from attn_sparse.indexed_blocks.options import TILE, IndexedBlocksConfig
 
 NEVER = float("-inf")
-
-
-def neighbours(field: Tensor, numbers: Tensor) -> Tensor:
-    """The rows of a field at `numbers` [row], int64, not copied where they lie one behind the other."""
-    first = int(numbers[0])
-    if bool((numbers == torch.arange(first, first + len(numbers), device=numbers.device)).all()):
-        return field[first : first + len(numbers)]
-    return field.index_select(0, numbers)
 
 
 class HeadRows:
@@ -60,12 +55,13 @@ class HeadRows:
         return tokens * self.each + groups.view(-1, *[1] * (tokens.dim() - 2))
 
 
-class IndexedBlocksAttention(InnerAttention, nn.Module):
+class IndexedBlocksAttention(LearnsFromAttention, InnerAttention, nn.Module):
     """Each group of query heads attends to the newest blocks and to those whose best key the group's index head
     scores highest.
 
     Learned: `query` (an index head for each group), `key` (one for all), `nn.Linear` without bias, and their norms
-    `query_norm` and `key_norm`. No gradient reaches them: the selection has none.
+    `query_norm` and `key_norm`. The selection has no gradient: they learn from the loss of training passes, the
+    divergence of the softmax of scores over the chosen blocks but the own one from the attention that these get.
     """
 
     computes_itself = True
@@ -77,21 +73,27 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         self.groups, size = spec.heads.key_value, options.index_size
         heads = dataclasses.replace(spec.heads, query=spec.heads.query // self.groups, key_value=1)
         self.each_group = AttentionSpec(heads=heads, mask=Causal())
-        self.paged: Operation[Any] = Operation(
-            installed().kernels, PagedAttendKernel, partial(paged_problem, self.each_group)
+        self.one_group, self.all_groups = (
+            Operation[Any](installed().kernels, PagedAttendKernel, partial(paged_problem, each))
+            for each in (self.each_group, spec)
         )
         self.query = nn.Linear(options.hidden_size, self.groups * size, bias=False)
         self.key = nn.Linear(options.hidden_size, size, bias=False)
         self.query_norm = nn.RMSNorm(size, eps=options.norm_eps or 1e-6)
         self.key_norm = nn.RMSNorm(size, eps=options.norm_eps or 1e-6)
 
-    def remember(self, rows: Tensor) -> Fields:
-        """The field "index": index keys [..., index_size] of hidden states [..., hidden_size]."""
-        return {"index": self.key_norm(self.key(rows.detach()))}
+    def remember(self, rows: Tensor, positions: Tensor) -> Fields:
+        """The field "index": index keys [..., index_size] of hidden states [..., hidden_size], with rotary
+        positions."""
+        batched = rows.detach() if rows.dim() == 3 else rows.detach()[None]
+        key = self._turned(wide(self.key_norm(self.key(batched)))[:, :, None], positions[None])
+        return {"index": key.to(rows.dtype).view(*rows.shape[:-1], key.shape[-1])}
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
-        if rows.shape[1] == 0:
+        if self.learns:
+            self.keep_divergence(self._divergences(rows, operands), operands.key_padding_mask)
+        if rows.shape[1] == 0 or (self.options.reads_all(operands.key.shape[1]) and not batch_invariant()):
             return attend(operands)
         chosen, places = self._chosen(rows, operands)
         query = torch.unflatten(wide(operands.query), 2, (self.groups, -1)).transpose(1, 2)
@@ -104,21 +106,66 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
         """Attention weights [batch, heads, query, key], zero outside the chosen blocks."""
         chosen, places = self._chosen(rows, operands)
-        keys = operands.key.shape[1]
-        blocks = -(-keys // self.options.block)
-        # The index -1, which means no block, is replaced by one after the last block.
-        read = torch.zeros(*chosen.shape[:-1], blocks + 1, dtype=torch.bool, device=chosen.device)
-        read = read.scatter(-1, chosen.masked_fill(chosen < 0, blocks), value=True)[..., :blocks]
-        read = read.repeat_interleave(self.options.block, dim=-1)[..., :keys]
+        return self._weights(operands, places, self._marked(chosen, operands)).flatten(1, 2)
+
+    def _weights(self, operands: AttentionInputs, places: Tensor, read: Tensor) -> Tensor:
+        """The weights [batch, groups, shared, query, key] of queries at `places` [batch, query], which read the blocks
+        `read` [batch, groups, query, block], bool."""
+        read = read.repeat_interleave(self.options.block, dim=-1)[..., : operands.key.shape[1]]
         query = torch.unflatten(wide(operands.query), 2, (self.groups, -1)).permute(0, 2, 3, 1, 4)
         scores = query @ wide(operands.key).permute(0, 2, 3, 1)[:, :, None] * self.spec.heads.key_size**-0.5
         seen = seen_pairs(self.spec.mask, places, positions(operands)[1], operands.key_padding_mask)
-        return shares(scores, (read & seen)[:, :, None]).flatten(1, 2)
+        return shares(scores, (read & seen)[:, :, None])
 
-    def decode(self, rows: Tensor, query: Tensor, batch: RaggedBatch, cached: RowsInPlace) -> Tensor:
+    def _marked(self, chosen: Tensor, operands: AttentionInputs) -> Tensor:
+        """Which blocks are `chosen` [..., n], [..., block], bool."""
+        blocks = -(-operands.key.shape[1] // self.options.block)
+        # The index -1, which means no block, is replaced by one after the last block.
+        read = torch.zeros(*chosen.shape[:-1], blocks + 1, dtype=torch.bool, device=chosen.device)
+        return read.scatter(-1, chosen.masked_fill(chosen < 0, blocks), value=True)[..., :blocks]
+
+    def _divergences(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
+        """KL(p ‖ softmax(scores / √size)) over the chosen blocks but the own one, the mean over groups, [batch, query],
+        where p is the mean attention of the group's heads to them; scores are not stored for the backward pass."""
+        chosen, places = self._chosen(rows, operands)
+        found = []
+        for start in range(0, rows.shape[1], TILE):
+            at = slice(start, start + TILE)
+            part = dataclasses.replace(operands, query=operands.query[:, at].detach(), key=operands.key.detach())
+            given = rows[:, at].detach(), places[:, at], chosen[:, :, at], part
+            found.append(checkpoint(self._tile_divergence, *given, use_reentrant=False))
+        return torch.cat(found, dim=1)
+
+    def _tile_divergence(self, rows: Tensor, places: Tensor, chosen: Tensor, operands: AttentionInputs) -> Tensor:
+        index = wide(operands.fields["index"])
+        products = self._asked(rows, places).flatten(1, 2) @ index.transpose(1, 2)
+        products = products.masked_fill(~self._real(operands)[:, None], NEVER)
+        scores = self._by_block(torch.unflatten(products, 1, (self.groups, -1)), NEVER).amax(-1)
+        with torch.no_grad():
+            weights = self._weights(operands, places, self._marked(chosen, operands)).mean(2)
+            others = self._marked(chosen[..., 1:], operands)
+            shared = self._by_block(weights, 0.0).sum(-1) * others
+            shared = shared / shared.sum(-1, keepdim=True).clamp(min=torch.finfo(shared.dtype).tiny)
+        parts = (part.flatten(0, 1) for part in (scores * index.shape[-1] ** -0.5, shared[:, :, None], others))
+        return torch.unflatten(divergence(*parts), 0, (-1, self.groups)).mean(1)
+
+    def _by_block(self, rows: Tensor, missing: float) -> Tensor:
+        """Rows [..., key] as [..., block, within]."""
+        block = self.options.block
+        return torch.unflatten(pad(rows, (0, -rows.shape[-1] % block), value=missing), -1, (-1, block))
+
+    def _asked(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Index queries [batch, groups, query, size] of rows at `places` [batch, query], at least float32."""
+        query = self.query_norm(torch.unflatten(self.query(rows), -1, (self.groups, -1)))
+        return self._turned(wide(query), places).transpose(1, 2)
+
+    def decode(self, rows: Tensor, query: Tensor, batch: RaggedBatch, cached: RowsInPlace) -> Tensor | None:
         """Outputs [requests, heads, value_size] of one query per request, which reads the index keys of all tokens and
         the keys and values of its blocks."""
         block, numbers = self.options.block, cached.kv_indices
+        if self.options.reads_all(batch.longest):
+            inputs = PagedAttentionInputs(query=query, batch=batch, rows=cached, requests=tuple(range(batch.requests)))
+            return self._attended(self.all_groups, self.spec, inputs)
         own, best = batch.positions // block, self._best_of_cached(rows, batch, cached)
         # The blocks that there are come last and the own one, which is incomplete, behind them.
         chosen = self._best(best[:, :, None], own[:, None])[:, :, 0].flip(-1)
@@ -143,17 +190,16 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         return (weights @ values).flatten(1, 2).to(cached.fields["value"].dtype)
 
     def _best_of_cached(self, rows: Tensor, batch: RaggedBatch, cached: RowsInPlace) -> Tensor:
-        """The best score of each block [requests, groups, block], -inf where a request has none."""
-        blocks = max(batch.contexts) // self.options.block + 1
-        query = self.query_norm(torch.unflatten(self.query(rows), -1, (self.groups, -1)))
-        query = self._turned(wide(query)[:, None], batch.positions[:, None])[:, 0]
-        scores = query.new_full((len(rows), self.groups, blocks * self.options.block), NEVER)
+        """The best score of each earlier block [requests, groups, block], -inf where a request has none."""
+        block = self.options.block
+        blocks = max(batch.contexts) // block + 1
+        query = self._asked(rows[:, None], batch.positions[:, None])[:, :, 0]
+        best = query.new_full((len(rows), self.groups, blocks), NEVER)
         for request, context in enumerate(batch.contexts):
-            key = wide(neighbours(cached.fields["index"], cached.kv_indices[request, : context + 1]))
-            places = torch.arange(context + 1, device=rows.device)[None]
-            key = self._turned(key[None, :, None], places)[0, :, 0]
-            torch.matmul(query[request], key.T, out=scores[request, :, : context + 1])
-        return torch.unflatten(scores, -1, (blocks, -1)).amax(-1)
+            earlier = context // block
+            key = wide(cached.of("index", cached.kv_indices[request, : earlier * block]))
+            best[request, :, :earlier] = (query[request] @ key.T).view(self.groups, earlier, block).amax(-1)
+        return best
 
     def _by_kernel(
         self, query: Tensor, rows: tuple[HeadRows, HeadRows], numbers: Tensor, seen: tuple[list[int], list[int]]
@@ -174,25 +220,43 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
         inputs = PagedAttentionInputs(
             query=query.flatten(0, 1), batch=batch, rows=cached, requests=tuple(range(len(counts)))
         )
-        out: Tensor | None = self.paged.run(
-            lambda kernel: kernel.run(self.each_group, inputs), dtype=query.dtype, device=query.device.type
-        )
+        out = self._attended(self.one_group, self.each_group, inputs)
         return None if out is None else out.view(requests, -1, out.shape[-1])
+
+    def _attended(self, paged: Operation[Any], spec: AttentionSpec, inputs: PagedAttentionInputs) -> Tensor | None:
+        """Outputs [tokens, heads, value_size] by a kernel that reads the cache in place; None if there is none."""
+        query = inputs.query
+        out: Tensor | None = paged.run(
+            lambda kernel: kernel.run(spec, inputs), dtype=query.dtype, device=query.device.type
+        )
+        return out
 
     def _chosen(self, rows: Tensor, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
         """The blocks [batch, groups, query, chosen], int64, the query's own first, -1 for none, and the positions of
         the queries [batch, query]."""
-        places, keys = positions(operands)
-        places = places.expand(rows.shape[0], -1)
+        places = positions(operands)[0].expand(rows.shape[0], -1)
         with torch.no_grad():
-            query = self.query_norm(torch.unflatten(self.query(rows), -1, (self.groups, -1)))
-            query, key = wide(query), wide(operands.fields["index"])
-            query, key = self._turned(query, places), self._turned(key[:, :, None], keys)[:, :, 0]
-            scores = torch.unflatten(query.transpose(1, 2).flatten(1, 2) @ key.transpose(1, 2), 1, (self.groups, -1))
-            scores = scores.masked_fill(~seen_pairs(self.spec.mask, places, keys, operands.key_padding_mask), NEVER)
-            missing = -scores.shape[-1] % self.options.block
-            best = torch.unflatten(pad(scores, (0, missing), value=NEVER), -1, (-1, self.options.block)).amax(-1)
+            index = wide(operands.fields["index"])
+            best = self._best_of(self._asked(rows, places), index, operands.key_padding_mask)
             return self._best(best, places // self.options.block), places
+
+    def _best_of(self, query: Tensor, key: Tensor, kept: Tensor | None) -> Tensor:
+        """The best score [batch, groups, query, block] of the earlier blocks, for index queries [batch, groups, query,
+        size] that are aligned to the end of index keys [batch, key, size]; arbitrary for a query's own block and later
+        ones."""
+        block, queries, keys = self.options.block, query.shape[2], key.shape[1]
+        best = query.new_full((*query.shape[:3], -(-keys // block)), NEVER)
+        tiles, stop = self.options.scored(queries, keys), 0
+        for tile, earlier in [(queries, (keys - 1) // block * block)] if torch.compiler.is_compiling() else tiles:
+            at = slice(stop, stop := stop + tile)
+            if earlier == 0:
+                continue
+            scores = query[:, :, at].flatten(1, 2) @ key[:, :earlier].transpose(1, 2)
+            if kept is not None:
+                scores = scores.masked_fill(~kept[:, None, :earlier], NEVER)
+            of_blocks = scores.view(*query.shape[:2], tile, earlier // block, block)
+            best[:, :, at, : earlier // block] = of_blocks.amax(-1)
+        return best
 
     def _turned(self, rows: Tensor, places: Tensor) -> Tensor:
         rotary, turned = self.options.rotary, self.options.turned
@@ -203,10 +267,9 @@ class IndexedBlocksAttention(InnerAttention, nn.Module):
     def _best(self, scores: Tensor, own: Tensor) -> Tensor:
         """The chosen blocks by scores [batch, groups, query, block] of queries in the blocks `own` [batch, query]."""
         behind = (own[..., None] - torch.arange(scores.shape[-1], device=own.device))[:, None]
-        known = scores > NEVER
-        near = known & (behind > 0) & (behind < self.options.local)
+        near = (scores > NEVER) & (behind < self.options.local)
         # The local blocks come before all others, and the own one, which is not among these, before them.
-        ranked = scores.masked_fill(near, -NEVER).masked_fill(behind == 0, NEVER)
+        ranked = scores.masked_fill(near, -NEVER).masked_fill(behind <= 0, NEVER)
         found = ranked.topk(min(self.options.top, scores.shape[-1]) - 1, dim=-1)
         others = found.indices.masked_fill(found.values == NEVER, -1)
         return torch.cat([own[:, None, :, None].expand(*others.shape[:-1], 1), others], dim=-1)

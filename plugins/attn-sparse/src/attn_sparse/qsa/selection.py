@@ -31,6 +31,10 @@ class MeanIndexer(Indexer):
         keys: Tensor = self.key(rows.detach())
         return keys
 
+    def remembered(self, rows: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- means have positions, keys do not
+        """Index keys [..., size] of hidden states [..., hidden_size]."""
+        return self.keys(rows)
+
     def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
         """As of `Indexer`, normalised."""
         query = torch.unflatten(self.query(rows.detach()), -1, (self.options.index_heads, -1))
@@ -81,4 +85,4 @@ class SelectedMeans(SelectedTokens):
         means, last, kept = self.indexer.means(index, real)
         places = positions(operands)[1]
         block = self.indexer.block
-        return PooledMemory(wide(key), wide(value), means, places, given, every=block, last=last, kept=kept)
+        return PooledMemory((wide(key),), wide(value), means, places, given, every=block, last=last, kept=kept)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core import (
     Capability,
     Causal,
+    Computation,
     ComputedMechanism,
     Cost,
     Field,
@@ -59,6 +60,11 @@ class SparseMla(ComputedMechanism):
 
         return SparseLatentLayer(self.Config.of(config))
 
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """Causal attention over expanded keys and values, if all tokens are selected; beyond, the layer's own."""
+        own = self.Config.of(config)
+        return super().computations(config, tokens) if own.scores(tokens) else (Computation(asked=own.scaled),)
+
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The normalised latent, the rotary key and the index key of each token; with a pool, the index keys of
         complete pools, and those of the tokens of the last one with what they are mixed by."""
@@ -76,7 +82,7 @@ class SparseMla(ComputedMechanism):
         return self.Config.of(config).pool is not None
 
     def cost(self, config: MechanismConfig, shape: Shape | Step) -> Cost:
-        """The cost of projections, of the index scores of all tokens, and of attention to the selected ones.
+        """The cost of projections, of the index scores of all tokens, if not all are selected, and of attention.
 
         Whole sequences are computed over expanded keys and values, steps over latents. A single query gathers its `top`
         tokens; several queries are multiplied with all tokens, of which they use at most `top`.
@@ -86,21 +92,23 @@ class SparseMla(ComputedMechanism):
         attention = (width + heads * own.key) * own.query_latent + up + width * heads * own.value
         attention += width * (own.latent + own.rotary_size)
         index_keys = 1 if own.pool is None else 2
-        indexer = own.index_heads * (own.query_latent * own.index_size + width) + index_keys * width * own.index_size
+        asked = own.index_heads * (own.query_latent * own.index_size + width)
+        remembered = index_keys * width * own.index_size
         biases = own.bias * (own.query_latent + own.latent + own.rotary_size + width)
         biases += own.index_size * (own.pool or 0)
         index, before = shape.key // own.every, shape.key - shape.query
         seen = shape.batch * (complete(shape.key, own.every) - complete(before, own.every))
-        scored = 2 * own.index_heads * (own.index_size + 1)
+        scored = 2 * own.index_heads * (own.index_size + 1) * own.scores(shape.key)
         spec = own.expanded if shape.whole else own.absorbed
         pair = 2 * heads * (spec.heads.key_size + spec.heads.value_size)
         met = shape.query * (min(own.most, shape.key) if shape.query == 1 else shape.key)
         attended = shape.batch * (Causal() & Window(left=own.most - 1)).count(shape.query, shape.key)
-        tokens = 2 * shape.batch * shape.query * (attention + indexer)
+        projected = attention + remembered + asked * own.scores(shape.key)
+        tokens = 2 * shape.batch * shape.query * projected
         return Cost(
             flops=tokens + shape.batch * (shape.query * index * scored + met * pair),
             allowed_flops=tokens + seen * scored + attended * pair,
-            parameters=attention + indexer + own.query_latent + own.latent + 2 * own.index_size + biases,
+            parameters=attention + asked + remembered + own.query_latent + own.latent + 2 * own.index_size + biases,
         )
 
 

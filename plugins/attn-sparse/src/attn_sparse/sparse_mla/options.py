@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from attn_core import AttentionSpec, Causal, Heads
@@ -81,6 +82,11 @@ class SparseMlaConfig(DsaConfig):
         return self._spec(
             Heads(query=self.num_heads, key_value=self.num_heads, key_size=self.key, value_size=self.value)
         )
+
+    @property
+    def scaled(self) -> AttentionSpec:
+        """That of queries which are scaled already."""
+        return dataclasses.replace(self.expanded, score=ScaledDot(scale=1.0))
 
     @property
     def absorbed(self) -> AttentionSpec:

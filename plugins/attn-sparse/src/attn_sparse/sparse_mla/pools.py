@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from attn_core import Mask
@@ -54,6 +56,17 @@ class PooledMemory(Memory):
     every: int
     last: Tensor
     kept: Tensor | None
+
+    def until(self, keys: int) -> PooledMemory:
+        """The first keys, and the pools that are complete by then."""
+        pools = keys // self.every
+        kept = None if self.kept is None else self.kept[:, :pools]
+        cut = cast("PooledMemory", super().until(keys))
+        return dataclasses.replace(cut, index=self.index[:, :pools], last=self.last[:, :pools], kept=kept)
+
+    def chooses_all(self, top: int) -> bool:
+        """Whether there are no more complete pools than those that a query chooses."""
+        return self.index.shape[1] <= top // self.every
 
     def choose(self, tile: Tile, mask: Mask, top: int) -> Choice:
         """The tokens of the best complete pools, at most `top`, and those of the pool that is not complete."""
