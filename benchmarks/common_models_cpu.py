@@ -118,7 +118,9 @@ class Ours:
             self._loaded = self._load()
         from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
-        limits = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=batch, kv_cache=self._kv_cache)
+        # Random weights repeat themselves, so that drafts would be accepted as they are of no real model.
+        sizes = {"max_num_batched_tokens": 2048, "max_num_seqs": batch, "num_speculative_tokens": 0}
+        limits = EngineConfig(**sizes, kv_cache=self._kv_cache)
         engine = build_engine(self._loaded.model, None, limits, kv_cache_tokens=batch * (depth + count + 64))
         task = SamplingParams(max_new_tokens=count, ignore_eos=True)
         for i in range(batch):
