@@ -55,9 +55,10 @@ def test_another_element_type_is_refused_by_name():
         store.restore(1, small_bytes())
 
 
-def test_a_newer_version_is_refused_by_name_before_anything_else_is_read():
-    newer = small_bytes().replace(b'\\"version\\":1', b'\\"version\\":2')
-    with pytest.raises(StateInvalid, match=r"version: 2; expected: 1"):
+@pytest.mark.parametrize("other", [1, 3])
+def test_another_version_is_refused_by_name_before_anything_else_is_read(other):
+    newer = small_bytes().replace(b'\\"version\\":2', f'\\"version\\":{other}'.encode())
+    with pytest.raises(StateInvalid, match=rf"version: {other}; expected: 2"):
         PagedCache().create({}, SIZE).restore(1, newer)
 
 

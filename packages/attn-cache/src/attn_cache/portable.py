@@ -24,7 +24,8 @@ from attn_cache.kv_cache import first_visible
 from attn_cache.memory import FieldKey, states_of, tensor_dtype
 
 ENTRY = "attn_state"
-VERSION = 1
+VERSION = 2
+"""Raised when the numbers in states mean something else: those of 1 had index keys without rotary positions."""
 HEADER_LIMIT = 64 << 20
 """Largest header in bytes; a header has about 200 bytes for each field of each layer."""
 
