@@ -12,20 +12,6 @@ from attn_core.plugins import catalog
 from attn_core.plugins.catalog import installed_operation
 
 
-@pytest.fixture(autouse=True)
-def _in_training():
-    """As in a training step: elsewhere no kernel is chosen on a CPU."""
-    before = TRAINED_IN.set("float32")
-    yield
-    TRAINED_IN.reset(before)
-
-
-def test_outside_of_training_a_cpu_is_left_to_the_plain_computation(monkeypatch):
-    TRAINED_IN.set(None)
-    monkeypatch.setattr("attn_core.kernels.rowwise.installed_operation", pytest.fail)
-    assert row_result(NormKernel, "plain", lambda kernel: kernel.name, rows()) is None
-
-
 class Narrow(NormKernel):
     name = "narrow"
     summary = "norms of few elements"
@@ -54,6 +40,11 @@ class Absent(Narrow):
 
     def available(self):
         return "not here"
+
+
+class Learning(Narrow):
+    name = "learning"
+    accepts = {**Narrow.accepts, "training": OneOf(True)}
 
 
 class Dear(Narrow):
@@ -90,6 +81,15 @@ def test_the_cheapest_that_can_run_here_and_accepts_is_chosen():
     assert name_of("plain", rows(requires_grad=True)) == "both"
     assert name_of("plain", rows(), rows(requires_grad=True)) == "both"
     assert name_of("plain", rows(), None) == "narrow"
+
+
+def test_a_kernel_for_training_is_chosen_in_training_alone(monkeypatch):
+    offer(monkeypatch, Learning(), Narrow())
+    assert name_of("plain", rows()) == "narrow"
+    before = TRAINED_IN.set("float32")
+    assert name_of("plain", rows()) == "learning"
+    TRAINED_IN.reset(before)
+    assert name_of("plain", rows()) == "narrow"
 
 
 def test_where_nobody_accepts_or_is_faster_the_caller_computes():

@@ -125,7 +125,7 @@ class Operation(Generic[K]):
         self.kernels: tuple[K, ...] = tuple(kernel for kernel in selected if isinstance(kernel, kind))
         self._chosen: dict[tuple[Any, ...], int] = {}
         self._failed: dict[tuple[Any, ...], set[str]] = {}
-        self._devices: dict[str, bool] = {}
+        self._devices: dict[tuple[str, bool], bool] = {}
 
     def __reduce__(self) -> Any:
         """Copied and pickled as a new operation of the same registry; choices and failures belong to this process."""
@@ -136,13 +136,17 @@ class Operation(Generic[K]):
         """Whether any kernel can run on this machine."""
         return any(kernel.available() is None for kernel in self.kernels)
 
-    def on(self, device: str) -> bool:
-        """Whether any kernel accepts calls on devices of this type: quicker than `find` where none does."""
-        if device not in self._devices:
-            usual = OneOf(Problem.device)
-            verdicts = [kernel.accepts.get("device", usual).refuses(device) for kernel in self.kernels]
-            self._devices[device] = None in verdicts
-        return self._devices[device]
+    def on(self, device: str, *, training: bool = False) -> bool:
+        """Whether any kernel accepts calls on devices of this type, and in `training`, if its problem says so: quicker
+        than `find` where none does."""
+        key = device, training
+        if key not in self._devices:
+            usual = {"device": (device, OneOf(Problem.device)), "training": (training, OneOf(False))}  # noqa: FBT003
+            self._devices[key] = any(
+                all(kernel.accepts.get(name, own).refuses(value) is None for name, (value, own) in usual.items())
+                for kernel in self.kernels
+            )
+        return self._devices[key]
 
     def problem(self, **call: Any) -> Problem:
         """The problem of a kind of call."""

@@ -55,12 +55,14 @@ class Targets:
 class RowProblem(Problem):
     """An operation on rows of `row_size` elements: hidden states, heads, gates, or logits over a vocabulary.
 
-    `form` is one of the operation's forms in `ROW_FORMS`.
+    `form` is one of the operation's forms in `ROW_FORMS`. `training` says that this is a step of training on a CPU,
+    whose gradients are not differentiated again.
     """
 
     row_size: int = 0
     form: str = "plain"
     gradients: bool = False
+    training: bool = False
 
 
 class NormProblem(RowProblem):
@@ -197,16 +199,13 @@ def row_result(
     computation.
 
     `kind` is a kernel class of this module, `others` are the other tensors that gradients may flow to. If this device
-    cannot run the kernel, the next one is used, which is logged once. On a CPU kernels are for training alone: their
-    gradients cannot be differentiated again. Not to be called while torch.compile traces, which fuses such operations
-    by itself.
+    cannot run the kernel, the next one is used, which is logged once. Not to be called while torch.compile traces,
+    which fuses such operations by itself.
     """
-    if rows.device.type == "cpu" and TRAINED_IN.get() is None:
-        return None
-    operation = installed_operation(kind)
-    if operation is None or not operation.on(rows.device.type) or rows.stride(-1) != 1:
+    operation, training = installed_operation(kind), TRAINED_IN.get() is not None
+    if operation is None or not operation.on(rows.device.type, training=training) or rows.stride(-1) != 1:
         return None
     gradients = any(part is not None and part.requires_grad for part in (rows, *others))
-    sizes = {"row_size": rows.shape[-1], "dtype": rows.dtype, "device": rows.device.type}
+    sizes = {"row_size": rows.shape[-1], "dtype": rows.dtype, "device": rows.device.type, "training": training}
     found: Result | None = operation.run(compute, below=1, form=form, gradients=gradients, **sizes)
     return found

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 
 def accepts(operation: str, row_size: Condition) -> Mapping[str, Condition]:
-    """The accepted problems: all forms of an operation in all dtypes, with gradients."""
+    """The accepted problems: all forms of an operation in all dtypes, with gradients, in training or not."""
     return {
         "row_size": row_size,
         "form": OneOf(*ROW_FORMS[operation]),
         "gradients": Anything(),
+        "training": Anything(),
         "dtype": Computable(OneOf("float32", "bfloat16", "float16")),
         "device": OnGpu(),
     }
