@@ -10,7 +10,6 @@ from attn_core.first_order import first_order_only
 from attn_core.kernels.product import FORMS
 from attn_core.kernels.rowwise import Activation, Targets
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from attn_kernels_cpu.library import ADDRESS, library
 
@@ -19,9 +18,10 @@ ROWS_OF_A_GAIN = 64
 
 
 def readable(*parts: Tensor | None) -> bool:
-    """Whether kernels can read these tensors: float32 on the CPU with plain memory, outside of dispatch modes and
+    """Whether kernels can read these tensors: float32 on the CPU with plain memory, outside of graph tracing and
     torch.func transforms, which need PyTorch's operations."""
-    if _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+    traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # noqa: SLF001
+    if traced or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
         return False
     given = [part for part in parts if part is not None]
     plain = all(type(part) in (Tensor, nn.Parameter) and part.device.type == "cpu" for part in given)
