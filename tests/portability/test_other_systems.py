@@ -44,6 +44,7 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_schema.decoder import DecoderConfig
+torch.manual_seed(0)  # whose answer is no space
 tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz <>:?")
 template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 tokenizer.settings = dataclasses.replace(tokenizer.settings, chat_template=template)

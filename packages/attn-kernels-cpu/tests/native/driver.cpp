@@ -67,8 +67,10 @@ static void block(int format) {
   std::vector<float> gain = numbers(width), other = numbers(width), turns = numbers(2 * most * 32);
   std::vector<Element> keys(most * kept), values(most * kept);
   std::vector<uint16_t> scales(2 * most * heads.shared);
+  const bool normed = sizeof(Element) == 2;  // what is added, with another activation
   const Block b = {&projections.linear, &output.linear, &both.linear, &down.linear, gain.data(), other.data(),
-                   gain.data(), other.data(), 1e-5f, 1e-6f, 0.17f, heads, 32, 0, 0};
+                   gain.data(), other.data(), normed ? gain.data() : nullptr, normed ? other.data() : nullptr,
+                   1e-5f, 1e-6f, 0.17f, heads, 32, 0, 0, normed ? GELU_TANH : SILU};
   std::vector<int64_t> rows(most), start(most, 0);
   std::vector<int32_t> count(most);
   for (int i = 0; i < most; i++) rows[i] = (i * 5) % most, count[i] = i + 1;
