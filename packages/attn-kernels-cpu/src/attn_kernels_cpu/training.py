@@ -178,7 +178,7 @@ class CpuAttention(WholeAttentionKernel):
         return attention(query, key, value, causal=causal, scale=scale, dropout=dropout)
 
 
-IN_TRAINING: Mapping[str, Condition] = {"gradients": Anything(), "training": OneOf(True)}  # noqa: FBT003
+_IN_TRAINING: Mapping[str, Condition] = {"gradients": Anything(), "training": OneOf(True)}  # noqa: FBT003
 """Gradients are computed, but cannot be differentiated again."""
 
 
@@ -207,7 +207,7 @@ class CpuNorm(InOnePass, NormKernel):
     name = "cpu_rms_norm"
     summary = "RMSNorm in float32, optionally fused with a residual addition, with its gradients, in C++"
     accepts: ClassVar[Mapping[str, Condition]] = {
-        "form": OneOf(*ROW_FORMS[RMS_NORM]), "row_size": AtLeast(1), **IN_TRAINING,
+        "form": OneOf(*ROW_FORMS[RMS_NORM]), "row_size": AtLeast(1), **_IN_TRAINING,
     }  # fmt: skip
 
     def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor | None:
@@ -229,7 +229,7 @@ class CpuGate(InOnePass, GateKernel):
     name = "cpu_gate"
     summary = "SwiGLU and GEGLU in float32 with their gradients, in C++"
     accepts: ClassVar[Mapping[str, Condition]] = {
-        "form": OneOf(*ROW_FORMS[GATE]), "row_size": AtLeast(1), **IN_TRAINING,
+        "form": OneOf(*ROW_FORMS[GATE]), "row_size": AtLeast(1), **_IN_TRAINING,
     }  # fmt: skip
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor | None:
@@ -245,7 +245,7 @@ class CpuRotary(InOnePass, RotaryKernel):
     name = "cpu_rotary"
     summary = "rotary embedding in float32 with its gradients, in C++"
     accepts: ClassVar[Mapping[str, Condition]] = {
-        "form": OneOf("halves"), "row_size": AtLeast(1), **IN_TRAINING,
+        "form": OneOf("halves"), "row_size": AtLeast(1), **_IN_TRAINING,
     }  # fmt: skip
 
     def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor | None:  # noqa: ARG002 -- halves
@@ -262,7 +262,7 @@ class CpuCrossEntropy(InOnePass, CrossEntropyKernel):
     summary = "cross-entropy in float32 over large vocabularies, with gradients that overwrite the logits, in C++"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "row_size": AtLeast(1),
-        **IN_TRAINING,
+        **_IN_TRAINING,
     }
 
     def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor | None:
