@@ -45,8 +45,9 @@ def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, s
     if operands.query.shape[1] == 1:
         return one_query((operands.query, key, value), bias, scale)
     shared, size = spec.heads.key_value != spec.heads.query, value.shape[-1]
-    unequal = size != key.shape[-1] and value.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled()
-    if unequal and not torch.is_grad_enabled() and not batch_invariant():
+    unequal = size != key.shape[-1] and value.device.type == "cpu"
+    fast = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()
+    if unequal and fast and not torch.is_grad_enabled() and not batch_invariant():
         # Where keys and values differ in size torch holds all scores, which takes three times as long as zeros do.
         widest = max(size, key.shape[-1])
         query, key, value = (pad(part, (0, widest - part.shape[-1])) for part in (query, key, value))
