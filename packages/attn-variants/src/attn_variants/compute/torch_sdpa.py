@@ -46,7 +46,7 @@ def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, s
         return one_query((operands.query, key, value), bias, scale)
     shared, size = spec.heads.key_value != spec.heads.query, value.shape[-1]
     unequal = size != key.shape[-1] and value.device.type == "cpu"
-    fast = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()
+    fast = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     if unequal and fast and not torch.is_grad_enabled() and not batch_invariant():
         # Where keys and values differ in size torch holds all scores, which takes three times as long as zeros do.
         widest = max(size, key.shape[-1])
