@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.kernels.base import Anything, AtLeast, Condition, OneOf
+from attn_core.kernels.base import Anything, AtLeast, Condition, Kernel, OneOf
 from attn_core.kernels.product import (
     FORMS,
     ActivationKernel,
@@ -37,7 +37,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CpuProduct(ProductKernel):
+class Compiled(Kernel[Any]):
+    """Base class of kernels that are compiled where they are first asked for."""
+
+    def available(self) -> str | None:
+        """Why the kernels cannot run here, or None."""
+        return why_not()
+
+    def further_refusals(self, problem: Any) -> list[str]:  # noqa: ARG002 -- any problem
+        """Why the kernels could not be compiled, which is tried here."""
+        from attn_kernels_cpu.library import trouble
+
+        reason = trouble()
+        return [] if reason is None else [reason]
+
+
+class CpuProduct(Compiled, ProductKernel):
     """Float32 linear layers for AMD CPUs, on which PyTorch's MKL uses AVX2 at best.
 
     The order of sums does not depend on the number of threads.
@@ -47,19 +62,11 @@ class CpuProduct(ProductKernel):
     summary = "float32 linear layers with their gradients, in C++"
     accepts: ClassVar[Mapping[str, Condition]] = {"gradients": Anything()}
 
-    def available(self) -> str | None:
-        """Why the kernels cannot run here, or None."""
-        return why_not()
-
-    def further_refusals(self, problem: ProductProblem) -> list[str]:  # noqa: ARG002 -- any problem
-        """Refuse CPUs other than those of AMD, on which PyTorch is as fast, and all if the kernels cannot be compiled,
-        which is tried here."""
+    def further_refusals(self, problem: ProductProblem) -> list[str]:
+        """Refuse CPUs other than those of AMD, too, on which PyTorch is as fast."""
         if chip.vendor() != chip.AMD:
             return [f"device: used on {chip.AMD} CPUs only, on which it was measured to be faster than PyTorch"]
-        from attn_kernels_cpu.library import trouble
-
-        reason = trouble()
-        return [] if reason is None else [reason]
+        return super().further_refusals(problem)
 
     def cost(self, problem: ProductProblem) -> float:  # noqa: ARG002 -- the same for every one
         """The time relative to PyTorch, measured for products of 768 to 2048 rows: on one core of a Zen 5 0.38 to 0.5
@@ -107,23 +114,12 @@ class CpuRoundedProduct(CpuProduct):
         return found if to is None else to.add_(found)
 
 
-class CpuActivation(ActivationKernel):
+class CpuActivation(Compiled, ActivationKernel):
     """Activations in one pass over memory each way; the backward pass recomputes the activation."""
 
     name = "cpu_activation"
     summary = "SiLU and GELU in float32 with their gradients, in C++"
     accepts: ClassVar[Mapping[str, Condition]] = {"form": OneOf(*FORMS), "gradients": Anything()}
-
-    def available(self) -> str | None:
-        """Why the kernels cannot run here, or None."""
-        return why_not()
-
-    def further_refusals(self, problem: ActivationProblem) -> list[str]:  # noqa: ARG002 -- any problem
-        """Why the kernels could not be compiled, which is tried here."""
-        from attn_kernels_cpu.library import trouble
-
-        reason = trouble()
-        return [] if reason is None else [reason]
 
     def cost(self, problem: ActivationProblem) -> float:
         """The time relative to PyTorch, forward and backward, on one core of a Zen 5 with AVX-512: GELU measured within
@@ -137,7 +133,7 @@ class CpuActivation(ActivationKernel):
         return activated(rows, form)
 
 
-class CpuAttention(WholeAttentionKernel):
+class CpuAttention(Compiled, WholeAttentionKernel):
     """Attention with the scores of 64 neighbouring queries at a time, which are recomputed for the gradients.
 
     It uses the products of `CpuProduct`, and is faster than PyTorch on the same CPUs.
@@ -151,17 +147,10 @@ class CpuAttention(WholeAttentionKernel):
         "gradients": Anything(),
     }
 
-    def available(self) -> str | None:
-        """Why the kernels cannot run here, or None."""
-        return why_not()
-
     def further_refusals(self, problem: WholeAttentionProblem) -> list[str]:
         """As in `CpuProduct`, but with dropout accepted on every CPU: in PyTorch it takes many tensor operations."""
         if problem.dropout:
-            from attn_kernels_cpu.library import trouble
-
-            reason = trouble()
-            return [] if reason is None else [reason]
+            return super().further_refusals(problem)
         return CpuProduct().further_refusals(ProductProblem())
 
     def cost(self, problem: WholeAttentionProblem) -> float:  # noqa: ARG002 -- the same for every one
@@ -182,19 +171,8 @@ _IN_TRAINING: Mapping[str, Condition] = {"gradients": Anything(), "training": On
 """Gradients are computed, but cannot be differentiated again."""
 
 
-class InOnePass(RowKernel[Any]):
+class InOnePass(Compiled, RowKernel[Any]):
     """Base class of row-wise kernels, which read and write each row once, forward and backward."""
-
-    def available(self) -> str | None:
-        """Why the kernels cannot run here, or None."""
-        return why_not()
-
-    def further_refusals(self, problem: RowProblem) -> list[str]:  # noqa: ARG002 -- any problem
-        """Why the kernels could not be compiled, which is tried here."""
-        from attn_kernels_cpu.library import trouble
-
-        reason = trouble()
-        return [] if reason is None else [reason]
 
     def cost(self, problem: RowProblem) -> float:  # noqa: ARG002 -- rows are rows
         """The time relative to PyTorch, forward and backward, for rows that no cache holds."""

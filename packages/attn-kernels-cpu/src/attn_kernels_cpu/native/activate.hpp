@@ -75,9 +75,15 @@ static void activate(const float* x, const float* change, float* out, int64_t co
 
 enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
 
+// Calls `run` with the activation of a form.
+template <class Run>
+static inline void with_activation(int form, Run run) {
+  if (form == SILU) return run(Silu());
+  if (form == GELU) return run(Gelu());
+  run(GeluTanh());
+}
+
 // out = f(x), or f'(x) * change if `change` is given.
 static void activate(int form, const float* x, const float* change, float* out, int64_t count, int threads) {
-  if (form == SILU) return activate<Silu>(x, change, out, count, threads);
-  if (form == GELU) return activate<Gelu>(x, change, out, count, threads);
-  activate<GeluTanh>(x, change, out, count, threads);
+  with_activation(form, [=](auto f) { activate<decltype(f)>(x, change, out, count, threads); });
 }

@@ -97,15 +97,11 @@ static void norm_rows(const float* x, int tokens, int width, const float* gain, 
   for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
 }
 
-template <class F>
-static inline void gate_row(const float* both, int width, float* out) {
-  for (int i = 0; i < width; i += 16) store16(out + i, F::at(load16(both + i)).value * load16(both + width + i));
-}
-
 static inline void gate_row(int activation, const float* both, int width, float* out) {
   if (activation == SILU) return silu_gate_row(both, width, out);
-  if (activation == GELU) return gate_row<Gelu>(both, width, out);
-  gate_row<GeluTanh>(both, width, out);
+  with_activation(activation, [=](auto f) {
+    for (int i = 0; i < width; i += 16) store16(out + i, f.at(load16(both + i)).value * load16(both + width + i));
+  });
 }
 
 // out = f(gate) * up, where [gate, up] are the outputs of `both`; `rows` is a buffer for them.

@@ -96,9 +96,7 @@ static void gate_rows(const Gate& g) {
 }
 
 static void gate_rows(int form, const Gate& g) {
-  if (form == SILU) return gate_rows<Silu>(g);
-  if (form == GELU) return gate_rows<Gelu>(g);
-  gate_rows<GeluTanh>(g);
+  with_activation(form, [&](auto f) { gate_rows<decltype(f)>(g); });
 }
 
 // Rows [tokens, heads, size], of which element i of the first half of `turned` elements is paired with element i of the

@@ -39,16 +39,22 @@ def with_scale(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Attentio
     return (operands, scale) if scale else (dataclasses.replace(operands, query=operands.query * 0.0), 1.0)
 
 
+def _zeros_are_faster(value: Tensor) -> bool:
+    """Whether values of another size than keys had better be filled up: on a CPU torch then holds all scores, which
+    takes three times as long, if the kernel that does not may run."""
+    if value.device.type != "cpu" or torch.is_grad_enabled() or batch_invariant():
+        return False
+    # Graphs cannot ask.
+    return torch.compiler.is_compiling() or bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
+
+
 def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, scale: float, *, causal: bool) -> Tensor:
     """The output [batch, query, heads, value_size] of softmax attention; `bias` is PyTorch's `attn_mask`."""
     query, key, value = operands.query.transpose(1, 2), operands.key.transpose(1, 2), operands.value.transpose(1, 2)
     if operands.query.shape[1] == 1:
         return one_query((operands.query, key, value), bias, scale)
     shared, size = spec.heads.key_value != spec.heads.query, value.shape[-1]
-    unequal = size != key.shape[-1] and value.device.type == "cpu"
-    fast = torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-    if unequal and fast and not torch.is_grad_enabled() and not batch_invariant():
-        # Where keys and values differ in size torch holds all scores, which takes three times as long as zeros do.
+    if size != key.shape[-1] and _zeros_are_faster(value):
         widest = max(size, key.shape[-1])
         query, key, value = (pad(part, (0, widest - part.shape[-1])) for part in (query, key, value))
     out = scaled_dot_product_attention(
