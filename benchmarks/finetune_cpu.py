@@ -4,13 +4,15 @@
     python benchmarks/finetune_cpu.py --task sft --whole           # all weights
     python benchmarks/finetune_cpu.py --task dpo
     python benchmarks/finetune_cpu.py --turns 20 --held-out 24     # and the loss of other conversations afterwards
+    python benchmarks/finetune_cpu.py --task dpo --turns 20 --held-out 24    # and how many other pairs are won
 
 Both train adapters of rank 8 on the same layers, or with `--whole` all weights, on the same texts (runs of
-Shakespeare's works of various lengths), in float32, with the same batch size, each in a process of its own; they take
-turns of one step. TRL has its best options: no gradient checkpointing, for SFT packing or batches of similar length,
-whichever is faster; attn's process keeps freed memory, as its workers do. Tokens are those of the examples, without
-padding. Time is that of the processor with one thread, else that of the clock. The result is the median of the turns,
-the ratio of adjacent turns, and the peak memory of each process in GiB.
+Shakespeare's works of various lengths; what follows the prompt there is preferred to another run), in float32, with
+the same batch size, each in a process of its own; they take turns of one step. TRL has its best options: no gradient
+checkpointing, for SFT packing or batches of similar length, whichever is faster; attn's process keeps freed memory, as
+its workers do. Tokens are those of the examples, without padding. Time is that of the processor with one thread, else
+that of the clock. The result is the median of the turns, the ratio of adjacent turns, and the peak memory of each
+process in GiB.
 """
 
 # ruff: noqa: SLF001
@@ -28,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,7 @@ LONGEST = 512
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--task", choices=["sft", "dpo"], default="sft")
-    p.add_argument("--whole", action="store_true", help="train all weights, for sft")
+    p.add_argument("--whole", action="store_true", help="train all weights")
     p.add_argument("--side", choices=["attn", "trl", "trl-packed"], help="be the process of this side")
     p.add_argument("--model", type=Path, default=models_folder(home_folder()) / "smollm2-135m-instruct")
     p.add_argument("--text", type=Path, default=home_folder() / "texts" / "shakespeare.txt")
@@ -70,15 +73,20 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Prompts and answers of 20 to 120 words each, as messages."""
     words, draw = args.text.read_text().split(), random.Random(7)
 
-    def said(role: str) -> list[dict[str, str]]:
-        start, count = draw.randrange(len(words) - 200), draw.randint(20, 120)
-        return [{"role": role, "content": " ".join(words[start : start + count])}]
+    def said(role: str, start: int | None = None) -> list[dict[str, str]]:
+        place = draw.randrange(len(words) - 300) if start is None else start
+        return [{"role": role, "content": " ".join(words[place : place + draw.randint(20, 120)])}]
 
-    names = ("completion",) if args.task == "sft" else ("chosen", "rejected")
-    return [
-        {"prompt": said("user"), **{name: said("assistant") for name in names}}
-        for _ in range(args.examples + args.held_out)
-    ]
+    found = []
+    for _ in range(args.examples + args.held_out):
+        if args.task == "sft":
+            found.append({"prompt": said("user"), "completion": said("assistant")})
+        else:
+            start = draw.randrange(len(words) - 300)
+            prompt = said("user", start)
+            following = start + len(prompt[0]["content"].split())
+            found.append({"prompt": prompt, "chosen": said("assistant", following), "rejected": said("assistant")})
+    return found
 
 
 def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> tuple[Turn, Logits]:
@@ -190,22 +198,51 @@ def trl(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path, *, p
     return turn, lambda ids: trainer.model(input_ids=ids).logits
 
 
-def held_out_loss(logits: Logits, args: argparse.Namespace, rows: list[dict[str, Any]], folder: Path) -> float:
-    """The mean loss, in nats, of the answers' tokens in further conversations."""
+def answers_loss(logits: Logits, args: argparse.Namespace, rows: list[dict[str, Any]], folder: Path) -> list[float]:
+    """Of each conversation the sum of the losses, in nats, of its answer's tokens, and then their number."""
     from attn_models.tokenizers import Tokenizer
     from attn_schema.training import DataConfig
     from attn_train.tasks.instruction_tuning import chat_dataset
 
     (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataConfig(dataset=str(folder / "held.jsonl"), format="chat", validation_fraction=0.0)
-    chats, found, count = chat_dataset(data, Tokenizer.from_folder(args.model), max_length=LONGEST), 0.0, 0
-    for chat in chats.training:
+    found, count = [], 0
+    for chat in chat_dataset(data, Tokenizer.from_folder(args.model), max_length=2 * LONGEST).training:
         targets = torch.tensor(chat.targets)
         with torch.no_grad():
             given = logits(torch.tensor(chat.inputs)[None])[0]
-        found += torch.nn.functional.cross_entropy(given, targets, reduction="sum").item()
+        found.append(torch.nn.functional.cross_entropy(given, targets, reduction="sum").item())
         count += int((targets != -100).sum())
-    return found / count
+    return [*found, count]
+
+
+class HeldOut:
+    """Conversations or pairs that are not trained on, of which pairs are judged by the model as it was, too."""
+
+    def __init__(self, logits: Logits, args: argparse.Namespace, rows: list[dict[str, Any]], folder: Path) -> None:
+        self._losses = partial(answers_loss, logits, args, folder=folder)
+        self._rows = rows
+        self._pairs = args.task == "dpo"
+        self._reference = self._margins() if self._pairs and rows else []
+
+    def measures(self) -> dict[str, float]:
+        """The mean loss of answers' tokens in nats; or DPO's loss, with a beta of 0.1, and the share of pairs whose
+        better answer has become likelier beside the other one."""
+        if not self._rows:
+            return {}
+        if not self._pairs:
+            *losses, count = self._losses(rows=self._rows)
+            return {"held_out_loss": sum(losses) / count}
+        gained = torch.tensor(self._margins()) - torch.tensor(self._reference)
+        loss = -torch.nn.functional.logsigmoid(0.1 * gained).mean().item()
+        return {"held_out_loss": loss, "held_out_accuracy": (gained > 0).float().mean().item()}
+
+    def _margins(self) -> list[float]:
+        parts = [
+            self._losses(rows=[{"prompt": row["prompt"], "completion": row[name]} for row in self._rows])[:-1]
+            for name in ("chosen", "rejected")
+        ]
+        return [worse - better for better, worse in zip(*parts, strict=True)]
 
 
 def take_turns(args: argparse.Namespace) -> None:
@@ -220,11 +257,11 @@ def take_turns(args: argparse.Namespace) -> None:
             turn, logits = attn(args, data, folder)
         else:
             turn, logits = trl(args, data, folder, packed=args.side == "trl-packed")
+        others = HeldOut(logits, args, held, folder)
         for _ in sys.stdin:
             print(json.dumps(turn()), flush=True)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        loss = {"held_out_loss": held_out_loss(logits, args, held, folder)} if held else {}
-        print(json.dumps({"peak_memory": round(peak, 2), **loss}), flush=True)
+        print(json.dumps({"peak_memory": round(peak, 2), **others.measures()}), flush=True)
         os._exit(0)  # the other trainer waits for its turn
 
 

@@ -12,7 +12,7 @@ from attn_core.errors import AttnError, InvalidValue, error_of_reasons
 from msgspec import Meta
 
 from attn_schema.device import AUTO, Device, require_device
-from attn_schema.finetuning import REFERENCE_FREE, LoraConfig, ObjectiveConfig
+from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.model import ModelConfig
 from attn_schema.on_policy import OnPolicyConfig
 from attn_schema.optimization import MAX_STEPS, OPTIMIZER_PANEL, OptimizerConfig
@@ -258,10 +258,7 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
 
     def _require_preferences(self) -> None:
         """Raise `InvalidValue` for what does not go with preferences."""
-        loss = self.objective.preference_loss
-        if self.lora.lora_rank is None and loss not in REFERENCE_FREE:
-            raise InvalidValue.of("lora_rank", None, f"a rank with the loss {loss}: the frozen base is its reference")
-        if self.optimizer.batch_size < 2 and loss == "kto":
+        if self.optimizer.batch_size < 2 and self.objective.preference_loss == "kto":
             raise InvalidValue.of("batch_size", 1, "at least 2 with kto, which compares the examples of a batch")
         self._require_no_targets("preferences")
 

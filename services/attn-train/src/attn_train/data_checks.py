@@ -111,10 +111,10 @@ def check_conversations(config: TrainingConfig, home: Path) -> None:
     reading = Reading.of(data, tiles_of(config, tokenizer, home))
     found: Any = None
     for place, found in checked(rows_in(input_files([data.path]), reading), reading):
-        if isinstance(found, Chat | tuple):
+        chats = [one for one in (found if isinstance(found, tuple) else [found]) if isinstance(one, Chat)]
+        for chat in chats:
             require_template(tokenizer)
-        if isinstance(found, Chat):
-            require_seen(found, reading.tiles, place)
+            require_seen(chat, reading.tiles, place)
     if found is None:
         raise InvalidValue.of(
             FIELD, f"{data.path} with none{reading}", f"at least one row for the format {data.format}"

@@ -1,9 +1,10 @@
-"""Conversations with images: losses and gradients of transformers, published shapes, and what is refused."""
+"""Conversations and preferences with images: losses of transformers, published shapes, and what is refused."""
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 import queue
 import re
 from io import BytesIO
@@ -28,7 +29,7 @@ from attn_schema.training import (
     TrainingConfig,
 )
 from attn_train.base_model import load_base
-from attn_train.data.conversations import checked_chats, read_chats, rows_in
+from attn_train.data.conversations import checked_chats, checked_preferences, read_chats, rows_in
 from attn_train.data.load import data_digest, load_dataset
 from attn_train.data.pictures import tiles_in
 from attn_train.data.preview import preview, shown
@@ -70,10 +71,10 @@ def data(tmp_path):
     return write
 
 
-def configured(folder, data, **others):
+def configured(folder, data, kind="chat", **others):
     return TrainingConfig(
         model=ModelConfig(base_model=str(folder), max_seq_len=256),
-        data=DataConfig(dataset=str(data), format="chat", tokenizer=str(folder), validation_fraction=0.0),
+        data=DataConfig(dataset=str(data), format=kind, tokenizer=str(folder), validation_fraction=0.0),
         optimizer=OptimizerConfig(**{"steps": 3, "batch_size": 3, "learning_rate": 1e-2} | others.pop("optimizer", {})),
         evaluation=EvaluationConfig(logging_steps=1),
         **others,
@@ -130,6 +131,79 @@ def test_loss_and_gradients_of_a_step_are_those_of_transformers(kind, tmp_path, 
     assert all(one.grad is None for one in ours.vision.parameters())
 
 
+def preferred(question, image, *, chosen, rejected):
+    answers = {
+        name: [{"role": "assistant", "content": text}] for name, text in (("chosen", chosen), ("rejected", rejected))
+    }
+    return {"prompt": asked(IMAGE, question)[:1], **answers, "images": [image]}
+
+
+PAIRS = [
+    preferred("what is in it", "high.png", chosen="it is a picture", rejected="yes"),
+    preferred("what is in it", "wide.png", chosen="no", rejected="what is it"),
+]
+
+
+def judging(folder, data, loss, lora):
+    others = {"objective": ObjectiveConfig(preference_loss=loss), "lora": LoraConfig(lora_rank=lora)}
+    return configured(folder, data, "preference", optimizer={"batch_size": 2}, **others)
+
+
+def test_preferences_about_images_are_those_of_transformers(tmp_path, data):
+    folder = write_vision_model(tmp_path / "model")
+    config = judging(folder, data(*PAIRS), "simpo", None)
+    dataset = load_dataset(config, tmp_path, print)
+    ours = load_base(config, tmp_path, print).model
+    task = dataset.task(config)
+    loss = task.loss(ours, task.next_batch())
+    loss.backward()
+    peer = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
+    means = {}
+    for name in ("chosen", "rejected"):
+        rows = [{"messages": [*pair["prompt"], *pair[name]], "images": pair["images"]} for pair in PAIRS]
+        means[name] = torch.stack([-peer(**inputs_of_transformers(folder, row)).loss for row in rows])
+    given = config.objective
+    margins = given.beta * (means["chosen"] - means["rejected"]) - given.margin
+    theirs = -torch.nn.functional.logsigmoid(margins).mean()
+    theirs.backward()
+    torch.testing.assert_close(loss, theirs, rtol=1e-5, atol=1e-6)
+    names = dict(peer.named_parameters())
+    gradient = names[decoder_adapter("smolvlm").hf_name("connector.weight")].grad
+    torch.testing.assert_close(ours.connector.weight.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_the_reference_sees_the_images_with_its_own_weights(tmp_path, data):
+    folder = write_vision_model(tmp_path / "model")
+    config = judging(folder, data(*PAIRS), "sigmoid", 4)
+    task = load_dataset(config, tmp_path, print).task(config)
+    model = load_base(config, tmp_path, print).model
+    batch = task.next_batch()
+    assert task.loss(model, batch).item() == pytest.approx(math.log(2), rel=1e-6)
+    before = model.connector.weight.detach().clone()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.5 if "lora" in name.lower() else 0.1)
+    assert torch.equal(model.connector.weight, before)  # images are not seen by adapters alone
+    blind = (batch[0], torch.zeros_like(batch[1]), batch[-1])
+    assert task.loss(model, batch).item() != pytest.approx(task.loss(model, blind).item(), rel=1e-6)
+
+
+def test_answers_to_the_prompts_of_others_are_judged_beside_these_prompts_images(tmp_path, data):
+    folder = write_vision_model(tmp_path / "model")
+    rows = [
+        {"prompt": pair["prompt"], "completion": pair["chosen"], "label": True, "images": pair["images"]}
+        for pair in PAIRS
+    ]
+    config = judging(folder, data(*rows), "kto", 4)
+    task = load_dataset(config, tmp_path, print).task(config)
+    _, desirable, images, _ = task.next_batch()
+    assert desirable.tolist() == [True] * 4
+    (first, second), (third, fourth) = images[:2], images[2:]
+    assert torch.equal(first, third)
+    assert torch.equal(second, fourth)
+    assert not torch.equal(first, second)
+
+
 @pytest.mark.parametrize("lora", [None, 4])
 def test_what_is_trained_is_saved_and_served_with_images_with_the_same_numbers(lora, tmp_path, data, record):
     folder = write_vision_model(tmp_path / "model")
@@ -171,6 +245,7 @@ def test_what_is_trained_is_saved_and_served_with_images_with_the_same_numbers(l
 
 
 YES = NO_IMAGE["messages"][1]
+NO = YES | {"content": "no"}
 ONE = base64.b64encode(HIGH).decode()
 URL = f"data:image/png;base64,{ONE}"
 TURNS = [{"from": "human", "value": "<image>\nhi"}, {"from": "gpt", "value": "yes"}]
@@ -200,6 +275,29 @@ def test_published_shapes_with_an_image_are_the_same(shape, data):
     assert [one["content"] for one in chat.messages] == [f"{IMAGE_PLACE}{between}hi", "yes"]
     (image,) = chat.images
     assert (image if isinstance(image, bytes) else image.read_bytes()) == HIGH
+    assert not reading.aside & {"image", "images", "messages.images"}
+
+
+PREFERRED = {
+    "TRL": {"prompt": asked(IMAGE, "hi")[:1], "chosen": [YES], "rejected": [NO], "images": ["high.png"]},
+    "conversations": {"chosen": asked(IMAGE, "hi", answer="yes"), "rejected": asked(IMAGE, "hi", answer="no"),
+                      "images": ["high.png"]},
+    "RLAIF-V": {"image": {"path": "high.png"}, "question": "hi", "chosen": "yes", "rejected": "no"},
+    "LLaMA-Factory": {"conversations": TURNS[:1], "chosen": {"from": "gpt", "value": "yes"},
+                      "rejected": {"from": "gpt", "value": "no"}, "images": ["high.png"]},
+    "Ollama": {"prompt": [{"role": "user", "content": "hi", "images": [URL]}], "chosen": "yes", "rejected": "no"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", PREFERRED)
+def test_published_preferences_with_an_image_show_it_to_both_answers(shape, data):
+    reading = Reading()
+    ((_, both),) = checked_preferences(rows_in([data(PREFERRED[shape])], reading), reading)
+    between = "\n" if shape == "LLaMA-Factory" else ""
+    for chat, answer in zip(both, ("yes", "no"), strict=True):
+        assert [one["content"] for one in chat.messages] == [f"{IMAGE_PLACE}{between}hi", answer]
+        (image,) = chat.images
+        assert (image if isinstance(image, bytes) else image.read_bytes()) == HIGH
     assert not reading.aside & {"image", "images", "messages.images"}
 
 

@@ -93,10 +93,10 @@ async def test_answers_are_learned_from_conversations(server, config, submit, wa
     assert (job.config.data.tokenizer, job.config.data.format) == ("base", "chat")
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "orpo"])
-async def test_preferred_answers_become_likelier_than_rejected_ones(server, home, config, submit, watch, loss):
+@pytest.mark.parametrize(("loss", "whole"), [("sigmoid", False), ("sigmoid", True), ("orpo", True)])
+async def test_preferred_answers_become_likelier_than_rejected_ones(server, home, config, submit, watch, loss, whole):
     config.objective.preference_loss = loss
-    if loss == "orpo":
+    if whole:
         config.ClearField("lora")
         config.optimizer.learning_rate = 3e-3
     save(home / "models" / "dropping", dropout=0.2)

@@ -102,6 +102,7 @@ def checked_preferences(rows: Iterable[Row], reading: Reading) -> Iterator[tuple
     for place, both in read_rows(rows, PREFERENCES, reading):
         for chosen, rejected in _checked(both, place, reading):
             if prefers(chosen, rejected, reading) and all(_answers(one, place, reading) for one in (chosen, rejected)):
+                reading.note("with images", int(any(one.images for one in (chosen, rejected) if one is not None)))
                 yield place, (chosen, rejected)
 
 
@@ -122,7 +123,9 @@ def prefers(chosen: Chat | None, rejected: Chat | None, reading: Reading) -> boo
     if any(is_empty(one[-1]) for one in given):
         reading.note("left out, as an answer is empty", 1)
         return False
-    reading.seen("with a prompt that others have, too", json.dumps([one for one in given[0] if one in given[-1]]))
+    asked = json.dumps([one for one in given[0] if one in given[-1]])
+    images = next(one.images for one in (chosen, rejected) if one is not None)
+    reading.seen("with a prompt that others have, too", (asked, images))
     return True
 
 
@@ -248,7 +251,8 @@ def read_chats(rows: Iterable[Row], tokenizer: Tokenizer, reading: Reading) -> I
 def pair_of(both: Judged, tokenizer: Tokenizer, place: str, reading: Reading) -> PreferencePair | None:
     """Tokenize both conversations of a row; None if it is skipped. Raises as `tokenized_chats` does."""
     try:
-        chosen, rejected = (None if chat is None else tokenized_chats(tokenizer, chat, place)[-1] for chat in both)
+        made = (None if chat is None else tokenized_chats(tokenizer, chat, place, reading.tiles)[-1] for chat in both)
+        chosen, rejected = made
     except InvalidValue as error:
         reading.broken(error)
         return None

@@ -109,9 +109,11 @@ def load_conversations(config: TrainingConfig, home: Path) -> Dataset:
     length = config.model.sequence_length
     if config.data.format == "prompt":
         return prompt_dataset(config, tokenizer)
+    tiles = tiles_of(config, tokenizer, home)
     if config.data.format == "chat":
-        return chat_dataset(config.data, tokenizer, max_length=length, tiles=tiles_of(config, tokenizer, home))
-    return preference_dataset(config.data, tokenizer, loss=config.objective.preference_loss, max_length=length)
+        return chat_dataset(config.data, tokenizer, max_length=length, tiles=tiles)
+    loss = config.objective.preference_loss
+    return preference_dataset(config.data, tokenizer, loss=loss, max_length=length, tiles=tiles)
 
 
 def tiles_of(config: TrainingConfig, tokenizer: Tokenizer, home: Path) -> TileTexts | str:

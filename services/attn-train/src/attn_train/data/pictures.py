@@ -30,7 +30,7 @@ IMAGE = "<image>"
 """What stands for an image of a row in its texts, as in LLaVA's data."""
 Picture = Path | bytes
 """An image file: where it is, or what it holds."""
-ALONE = "they are trained on in conversations (format chat), from files that are not prepared"
+ALONE = "they are trained on in conversations and preferences (formats chat, preference), from files not prepared"
 """Why images are refused, where nothing else is said."""
 
 

@@ -46,7 +46,7 @@ def require_texts(values: Values, allowed: Sequence[str] = ()) -> list[str]:
     """Return the columns of a row that are no texts, which must be `allowed`; raises `InvalidValue` for others."""
     found = [name for name in PICTURES if is_given(values.get(name))]
     if refused := [name for name in found if name not in allowed]:
-        what = "columns of text: sounds and videos are not trained on, images only in conversations"
+        what = "columns of text: sounds and videos are not trained on, images only in conversations and preferences"
         raise InvalidValue.of("columns", ", ".join(refused), what)
     return found
 
@@ -123,7 +123,7 @@ class Reading:
         """Return what the shape of a row reads of it; raises `InvalidValue` for a row of no shape."""
         renamed = self.renamed(values)
         shape, found = shape_of(renamed, shapes, self.columns)
-        pictures = require_images(renamed) if shape in CHATS else require_texts(renamed)
+        pictures = require_images(renamed) if shape in (*CHATS, *PREFERENCES) else require_texts(renamed)
         self.shapes[shape.name] += 1
         used = {*found.values(), *pictures}
         self.used |= set(map(self._written, used))
@@ -133,6 +133,12 @@ class Reading:
         self.note(*shape.remark(read))
         made = shape.read(read)
         column = renamed[pictures[0]] if pictures else None
+        if isinstance(made, tuple):
+            return tuple(self._seen(one, column) for one in made)
+        return self._seen(made, column)
+
+    def _seen(self, made: Any, column: Any) -> Any:
+        """Return a conversation with its images, and anything else as it is."""
         if isinstance(made, Chat):
             made = with_images(made, column, self.folder)
             self.pictures.update(one for one in made.images if isinstance(one, Path))

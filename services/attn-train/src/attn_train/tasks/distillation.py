@@ -13,6 +13,7 @@ from attn_models.loading import load_model
 from attn_models.loading.models import config_of
 from attn_models.losses import mean_cross_entropy
 from attn_models.tokenizers import Tokenizer
+from attn_schema.finetuning import REFERENCE_FREE
 from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,6 +35,7 @@ from attn_train.tasks.instruction_tuning import ChatDataset
 from attn_train.tasks.on_policy import logits_at
 from attn_train.tasks.on_policy_distillation import OnPolicyDistillationTask
 from attn_train.tasks.packed import packed_logits
+from attn_train.tasks.preferences import PreferenceDataset
 
 FIELD = "config.objective.teacher"
 TEMPERATURE, WEIGHT = 1.0, 0.5
@@ -100,7 +102,9 @@ class DistilledDataset:
 def distilled(dataset: Dataset, config: TrainingConfig, home: Path) -> Dataset:
     """Return the dataset with the teacher or the reference that the config needs, loaded onto its device; as it is if
     the config needs none."""
-    if isinstance(dataset, PromptDataset) and config.on_policy.beta and config.lora.lora_rank is None:
+    judged = config.data.format == "preference"
+    compared = config.objective.preference_loss not in REFERENCE_FREE if judged else config.on_policy.beta
+    if isinstance(dataset, PromptDataset | PreferenceDataset) and config.lora.lora_rank is None and compared:
         base = load_model(base_folder(config.model.base_model or "", home), "float32", device=config.device)
         return replace(dataset, reference=base.model.requires_grad_(requires_grad=False))
     if config.objective.teacher is None:

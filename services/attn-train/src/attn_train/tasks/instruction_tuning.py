@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -52,8 +52,7 @@ class ChatDataset(TokenDataset):
     @property
     def files(self) -> list[Path]:
         """The images' files."""
-        seen = (chat.images for chat in (*self.training, *self.validation) if chat.images is not None)
-        return [one for images in seen for one in images.pictures if isinstance(one, Path)]
+        return image_files((*self.training, *self.validation))
 
     def task(self, config: TrainingConfig) -> InstructionTask:
         """Return the training task."""
@@ -71,9 +70,18 @@ def chat_dataset(
     # The same conversations are for validation whatever the length of a training sequence.
     first, kept, notes = read_splits(data, lambda rows, reading: read_chats(rows, tokenizer, reading), tiles)
     training, longer = fitting(first, lambda chat: len(chat.inputs), max_length, f"conversations{notes}")
-    sees = any(chat.images for chat in (*training, *kept))
-    reader = tiles.reader if sees and not isinstance(tiles, str) else None
-    return ChatDataset(training, kept, tokenizer, longer + notes, reader)
+    return ChatDataset(training, kept, tokenizer, longer + notes, reader_of((*training, *kept), tiles))
+
+
+def image_files(chats: Iterable[TokenizedChat]) -> list[Path]:
+    """Return the files of conversations' images."""
+    seen = (chat.images for chat in chats if chat.images is not None)
+    return [one for images in seen for one in images.pictures if isinstance(one, Path)]
+
+
+def reader_of(chats: Iterable[TokenizedChat], tiles: TileTexts | str) -> TileReader | None:
+    """Return what reads conversations' images; None without any."""
+    return tiles.reader if not isinstance(tiles, str) and any(chat.images for chat in chats) else None
 
 
 class InstructionTask(CollatedTask):
@@ -84,8 +92,7 @@ class InstructionTask(CollatedTask):
     """
 
     def __init__(self, chats: ChatDataset, config: TrainingConfig) -> None:
-        collated = collate if chats.reader is None else partial(collate_seen, reader=chats.reader)
-        super().__init__(config, chats, lambda chat: len(chat.inputs), collated)
+        super().__init__(config, chats, lambda chat: len(chat.inputs), partial(collate, reader=chats.reader))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Return the mean cross-entropy of the answer tokens."""
@@ -112,13 +119,17 @@ class InstructionTask(CollatedTask):
 
 
 def seeing(model: Any, batch: tuple[Tensor, ...]) -> AbstractContextManager[None]:
-    """Return a context in which a model sees the images of a batch, if it has any."""
-    return model.seeing(*batch[:2]) if len(batch) == 3 else nullcontext()
+    """Return a context in which a model sees the images of a batch, which stand before its targets, if it has any."""
+    return model.seeing(batch[0], batch[-2]) if batch[-2].dim() == 5 else nullcontext()
 
 
-def collate_seen(chats: Sequence[TokenizedChat], reader: TileReader) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs, images and targets, as `InstructionTask` has them; reads the images' files."""
-    inputs, targets = collate(chats)
+def collate(chats: Sequence[TokenizedChat], reader: TileReader | None = None) -> tuple[Tensor, ...]:
+    """Return inputs and targets [batch, longest], padded at the end; with a `reader` images between them, as
+    `InstructionTask` has them, whose files it reads."""
+    inputs = pad_sequence([torch.tensor(chat.inputs) for chat in chats], batch_first=True)
+    targets = pad_sequence([torch.tensor(chat.targets) for chat in chats], batch_first=True, padding_value=PADDED)
+    if reader is None:
+        return inputs, targets
     own = [None if chat.images is None else chat.images.pixels(reader) for chat in chats]
     most = max((len(one) for one in own if one is not None), default=0)
     pixels = torch.zeros(len(chats), most, 3, reader.side, reader.side)
@@ -126,10 +137,3 @@ def collate_seen(chats: Sequence[TokenizedChat], reader: TileReader) -> tuple[Te
         if one is not None:
             pixels[place, : len(one)] = one
     return inputs, pixels, targets
-
-
-def collate(chats: Sequence[TokenizedChat]) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets [batch, longest], padded at the end."""
-    inputs = pad_sequence([torch.tensor(chat.inputs) for chat in chats], batch_first=True)
-    targets = [torch.tensor(chat.targets) for chat in chats]
-    return inputs, pad_sequence(targets, batch_first=True, padding_value=PADDED)

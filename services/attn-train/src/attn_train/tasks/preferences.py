@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.lora import AdaptedModel
 from attn_models.tokenizers import Tokenizer
+from attn_models.vision_language.images import TileReader
+from attn_models.vision_language.prompts import TileTexts
 from attn_schema.finetuning import REFERENCE_FREE
 from attn_schema.training import DataConfig, TrainingConfig
 from torch import Tensor, nn
 
 from attn_train.data.conversations import PreferencePair, read_preferences, read_splits
+from attn_train.data.pictures import ALONE
 from attn_train.data.rendering import TokenizedChat
 from attn_train.tasks.base import (
     PADDED,
@@ -23,7 +28,7 @@ from attn_train.tasks.base import (
     TokenDataset,
     fitting,
 )
-from attn_train.tasks.instruction_tuning import collate
+from attn_train.tasks.instruction_tuning import collate, image_files, reader_of, seeing
 from attn_train.tasks.on_policy import token_logprobs
 from attn_train.tasks.policy_losses import summed
 from attn_train.tasks.preference_losses import AVERAGED, PAIR_LOSSES, kto
@@ -31,12 +36,22 @@ from attn_train.tasks.preference_losses import AVERAGED, PAIR_LOSSES, kto
 
 @dataclass(frozen=True, eq=False)
 class PreferenceDataset(TokenDataset):
-    """Training and validation pairs; `notes` says what was left out."""
+    """Training and validation pairs; `notes` says what was left out, and `reader` reads images, if there are any.
+
+    `reference` is the model that losses compare with, if it is not the model without its adapter.
+    """
 
     training: Sequence[Example]
     validation: Sequence[Example]
     tokenizer: Tokenizer
     notes: str = ""
+    reader: TileReader | None = None
+    reference: Any = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The images' files."""
+        return image_files(chats_in((*self.training, *self.validation)))
 
     @property
     def summary(self) -> str:
@@ -65,6 +80,11 @@ class JudgedChat:
 Example = PreferencePair | JudgedChat
 
 
+def chats_in(examples: Iterable[Example]) -> Iterator[TokenizedChat]:
+    """Yield the conversations of examples."""
+    return chain.from_iterable(example.chats for example in examples)
+
+
 def judged(pairs: Iterable[PreferencePair]) -> Iterator[JudgedChat]:
     """Yield the conversations of pairs, each by itself."""
     for pair in pairs:
@@ -80,16 +100,21 @@ def complete_pairs(pairs: Iterable[PreferencePair]) -> Iterator[PreferencePair]:
         yield pair
 
 
-def preference_dataset(data: DataConfig, tokenizer: Tokenizer, *, loss: str, max_length: int) -> PreferenceDataset:
+def preference_dataset(
+    data: DataConfig, tokenizer: Tokenizer, *, loss: str, max_length: int, tiles: TileTexts | str = ALONE
+) -> PreferenceDataset:
     """Load the pairs of a file or folder, or the judged answers for the loss kto; those with a conversation longer than
-    `max_length` tokens are not trained on.
+    `max_length` tokens are not trained on. `tiles` is what encodes images, or why they are refused.
 
     Raises as `read_preferences` does, and `InvalidValue` if no training example is left.
     """
     make: Callable[[Iterable[PreferencePair]], Iterable[Example]] = judged if loss == "kto" else complete_pairs
-    first, kept, notes = read_splits(data, lambda rows, reading: make(read_preferences(rows, tokenizer, reading)))
+    first, kept, notes = read_splits(
+        data, lambda rows, reading: make(read_preferences(rows, tokenizer, reading)), tiles
+    )
     training, longer = fitting(first, length_of, max_length, f"preferences{notes}")
-    return PreferenceDataset(training, kept, tokenizer, longer + notes)
+    reader = reader_of(chats_in((*training, *kept)), tiles)
+    return PreferenceDataset(training, kept, tokenizer, longer + notes, reader)
 
 
 def length_of(example: Example) -> int:
@@ -106,9 +131,10 @@ def answer_logprobs(model: Any, inputs: Tensor, targets: Tensor, *, averaged: bo
 
 
 class PreferenceTask(CollatedTask):
-    """Batches of pairs: inputs and targets [2 · batch, longest], the chosen conversations before the rejected ones.
+    """Batches of pairs: inputs and targets [2 · batch, longest], the chosen conversations before the rejected ones, and
+    images between them as `InstructionTask` has them.
 
-    The reference model is the model without its adapter.
+    The reference model is the base: the model without its adapter, or a second one.
     """
 
     cross_entropy = False
@@ -148,17 +174,22 @@ class PreferenceTask(CollatedTask):
 
     def _rewards(self, model: Any, batch: tuple[Tensor, ...], *, averaged: bool = False) -> Tensor:
         """Return the log-ratios of policy and reference [rows], or log probabilities where a loss has no reference."""
-        rows = batch[0], batch[-1]
+
+        def logprobs(of: Any) -> Tensor:
+            with seeing(of, batch):
+                return answer_logprobs(of, batch[0], batch[-1], averaged=averaged)
+
         if self._objective.preference_loss in REFERENCE_FREE:
-            return answer_logprobs(model, *rows, averaged=averaged)
-        adapted: AdaptedModel = model.adapted
-        with torch.no_grad(), adapted.without():
-            reference = answer_logprobs(model, *rows, averaged=averaged)
-        return answer_logprobs(model, *rows, averaged=averaged) - reference
+            return logprobs(model)
+        own = self._data.reference
+        with torch.no_grad(), nullcontext() if own is not None else model.adapted.without():
+            reference = logprobs(model if own is None else own)
+        return logprobs(model) - reference
 
     def collated(self, examples: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return inputs and targets [2 · pairs, longest], padded at the end."""
-        return collate([*(pair.chosen for pair in examples), *(pair.rejected for pair in examples)])
+        """Return inputs and targets [2 · pairs, longest], padded at the end, and images."""
+        chats = [*(pair.chosen for pair in examples), *(pair.rejected for pair in examples)]
+        return collate(chats, self._data.reader)
 
 
 class KtoTask(PreferenceTask):
@@ -176,12 +207,12 @@ class KtoTask(PreferenceTask):
         """Return inputs, labels and targets [2 · examples, ...], padded at the end."""
         others = [*examples[1:], *examples[:1]]
         mismatched = [answered(one.chat, other.chat) for one, other in zip(examples, others, strict=True)]
-        inputs, targets = collate([*(one.chat for one in examples), *mismatched])
-        return inputs, torch.tensor([one.desirable for one in examples] * 2), targets
+        inputs, *seen = collate([*(one.chat for one in examples), *mismatched], self._data.reader)
+        return inputs, torch.tensor([one.desirable for one in examples] * 2), *seen
 
 
 def answered(prompt: TokenizedChat, answer: TokenizedChat) -> TokenizedChat:
     """Return the first conversation with the learned answer of the other one."""
     first, start = (next(n for n, t in enumerate(chat.targets) if t != PADDED) for chat in (prompt, answer))
     inputs = (*prompt.inputs[: first + 1], *answer.inputs[start + 1 :])
-    return TokenizedChat(inputs, (*prompt.targets[:first], *answer.targets[start:]))
+    return TokenizedChat(inputs, (*prompt.targets[:first], *answer.targets[start:]), prompt.images)
