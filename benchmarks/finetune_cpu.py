@@ -7,12 +7,12 @@
     python benchmarks/finetune_cpu.py --task dpo --turns 20 --held-out 24    # and how many other pairs are won
 
 Both train adapters of rank 8 on the same layers, or with `--whole` all weights, on the same texts (runs of
-Shakespeare's works of various lengths; what follows the prompt there is preferred to another run), in float32, with
-the same batch size, each in a process of its own; they take turns of one step. TRL has its best options: no gradient
-checkpointing, for SFT packing or batches of similar length, whichever is faster; attn's process keeps freed memory, as
-its workers do. Tokens are those of the examples, without padding. Time is that of the processor with one thread, else
-that of the clock. The result is the median of the turns, the ratio of adjacent turns, and the peak memory of each
-process in GiB.
+Shakespeare's works of various lengths; what follows the prompt there is preferred to another run), in one precision,
+with the same batch size, each in a process of its own; they take turns of one step. TRL has its best options: no
+gradient checkpointing, for SFT packing or batches of similar length, whichever is faster; attn's process keeps freed
+memory, as its workers do. Tokens are those of the examples, without padding. Time is that of the processor with one
+thread, else that of the clock. The result is the median of the turns, the ratio of adjacent turns, and the peak memory
+of each process in GiB.
 """
 
 # ruff: noqa: SLF001
@@ -52,6 +52,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--task", choices=["sft", "dpo"], default="sft")
     p.add_argument("--whole", action="store_true", help="train all weights")
     p.add_argument("--side", choices=["attn", "trl", "trl-packed"], help="be the process of this side")
+    p.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="TRL's: bf16, autocast")
     p.add_argument("--model", type=Path, default=models_folder(home_folder()) / "smollm2-135m-instruct")
     p.add_argument("--text", type=Path, default=home_folder() / "texts" / "shakespeare.txt")
     p.add_argument("--batch", type=int, default=4)
@@ -111,6 +112,7 @@ def attn(args: argparse.Namespace, data: list[dict[str, Any]], folder: Path) -> 
             beta2=0.999,
         ),
         lora=LoraConfig() if args.whole else LoraConfig(lora_rank=8, lora_target_modules=LAYERS),
+        precision=args.precision,
         device="cpu",
     )
     config = completed(asked, home=home_folder())
@@ -142,7 +144,7 @@ def options_of(args: argparse.Namespace, folder: Path, *, packed: bool) -> dict[
         "output_dir": str(folder), "per_device_train_batch_size": args.batch, "use_cpu": True,
         "learning_rate": args.learning_rate, "lr_scheduler_type": "constant",
         "max_steps": 1000, "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
-        "gradient_checkpointing": False, "bf16": False, "max_length": LONGEST,
+        "gradient_checkpointing": False, "bf16": args.precision == "bfloat16", "max_length": LONGEST,
     }  # fmt: skip
     if packed:
         options |= {"packing": True, "per_device_train_batch_size": max(1, args.batch * 300 // LONGEST)}
@@ -316,6 +318,7 @@ def main() -> None:
         facts["attn_is_faster_by"] = statistics.median(ratios)
         found.append({"side": name, **{key: round(value, 2) for key, value in facts.items()}, **sides[name].end()})
     settings = {"batch": args.batch, "threads": args.threads, "weights": "whole" if args.whole else "lora"}
+    settings["precision"] = args.precision
     write_report(f"finetune-cpu-{args.task}", settings, found, args.out)
 
 
