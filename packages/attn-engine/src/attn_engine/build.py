@@ -52,7 +52,7 @@ def build_engine(
 
 
 def require_batch_invariant(model: LanguageModel, config: EngineConfig) -> None:
-    """Let each part of a model be computed by itself, so that all can be computed batch-invariantly.
+    """Let each part of a block be computed by itself, unless kernels of whole blocks give the same bits.
 
     Raises `InvalidValue` for what would change results: other devices and dtypes, lossy caches, several ranks, and
     weights in a form that is multiplied otherwise than in training.
@@ -72,7 +72,7 @@ def require_batch_invariant(model: LanguageModel, config: EngineConfig) -> None:
         given = ", ".join(sorted(forms - SUMMED_IN_ORDER))
         raise InvalidValue.of("quantization", given, "none or float32 with batch_invariant")
     if hasattr(model, "take_apart"):
-        model.take_apart()
+        model.take_apart(unless_composed=True)
 
 
 def _prompt_lookup(model: LanguageModel, config: EngineConfig, ranks: Leader | None) -> PromptLookupProposer:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from attn_core import LayerState, RaggedBatch, Rotary
 from attn_core.batch import RowsInPlace
+from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.block import BlockParts
 from attn_core.kernels.product import FORMS
 from torch import Tensor
@@ -63,7 +64,7 @@ def _prepare(
     cosines, sines = (turn.contiguous() for turn in cos_sin) if cos_sin is not None else (None, None)
     held = cosines, sines, rows.slot_mapping, numbers.contiguous(), start, count
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
-    struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses)
+    struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses, batch_invariant())
     # A reference to the original row numbers is kept, too, so that their `id` is not reused.
     return Prepared(
         struct, ctypes.addressof(struct), 0 if cosines is None else cosines.shape[-1], (*held, rows.kv_indices)
@@ -72,6 +73,8 @@ def _prepare(
 
 class CpuBlockStep:
     """Computes the steps of one block; implements `attn_core.kernels.block.BlockStep`."""
+
+    composed = True
 
     def __init__(self, parts: BlockParts) -> None:
         self.parts = parts

@@ -94,6 +94,7 @@ class CpuPaged(PagedAttendKernel):
         "rows": OneOf("plain", "int8"),
         "dtype": OneOf("float32"),
         "device": OneOf("cpu"),
+        "batch_invariant": Anything(),
     }
 
     def available(self) -> str | None:

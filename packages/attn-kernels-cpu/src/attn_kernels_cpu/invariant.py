@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attn_core.errors import Incompatible
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_kernels_cpu.library import library
 from attn_kernels_cpu.products import activated, linear, matrix
+from attn_kernels_cpu.rowwise import Norm
 
 aten = torch.ops.aten
 
@@ -172,19 +173,26 @@ def _variance_mean(
 
 
 def _softmax(rows: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: FBT001
-    wide = rows.float()
-    if not wide.numel():
-        return wide if half_to_float else rows.clone()
-    weights = torch.exp(wide - wide.amax(dim, keepdim=True))
-    return (weights / _total(weights, dim, keepdim=True)).to(torch.float32 if half_to_float else rows.dtype)
+    return _by_rows("attn_softmax", rows, dim).to(torch.float32 if half_to_float else rows.dtype)
+
+
+def _safe_softmax(rows: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    wide = rows if dtype is None else rows.to(dtype)
+    return _softmax(wide, dim, half_to_float=False).masked_fill((wide == -math.inf).all(dim, keepdim=True), 0)
 
 
 def _log_softmax(rows: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: FBT001
-    wide = rows.float()
-    if not wide.numel():
-        return wide if half_to_float else rows.clone()
-    below = wide - wide.amax(dim, keepdim=True)
-    return (below - _total(below.exp(), dim, keepdim=True).log()).to(torch.float32 if half_to_float else rows.dtype)
+    return _by_rows("attn_log_softmax", rows, dim).to(torch.float32 if half_to_float else rows.dtype)
+
+
+def _by_rows(function: str, rows: Tensor, dim: int) -> Tensor:
+    """A function of native/kernels.cpp of each row along an axis, in float32."""
+    wide = rows.float().transpose(dim, -1).contiguous()
+    out = torch.empty_like(wide)
+    size = wide.shape[-1] if wide.dim() else 1
+    sizes = wide.numel() // max(1, size), size
+    getattr(library(), function)(wide.data_ptr(), *sizes, out.data_ptr(), torch.get_num_threads())
+    return out.transpose(dim, -1)
 
 
 def _logsumexp(rows: Tensor, dim: Any, keepdim: bool = False) -> Tensor:  # noqa: FBT001, FBT002
@@ -213,14 +221,21 @@ def _layer_norm(
     return (out if bias is None else out + bias).to(rows.dtype), middle, inverse
 
 
-def _rms_norm(rows: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-    wide = rows.float()
-    inverse = torch.rsqrt(
-        _mean(wide.square(), list(range(-len(shape), 0)), keepdim=True)
-        + (torch.finfo(rows.dtype).eps if eps is None else eps)
-    )
-    out = wide * inverse
-    return (out if weight is None else out * weight).to(rows.dtype), inverse
+def _rms_norm(
+    input: Tensor,  # noqa: A002 -- torch's name
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    rows = input.float().reshape(-1, math.prod(normalized_shape))
+    gain = rows.new_ones(rows.shape[1]) if weight is None else weight.float().flatten()
+    least = torch.finfo(input.dtype).eps if eps is None else eps
+    out = Norm.apply(rows.contiguous(), None, gain.contiguous(), least)[1]  # type: ignore[no-untyped-call]
+    return cast("Tensor", out.view(input.shape).to(input.dtype))
+
+
+def _addcmul(rows: Tensor, left: Tensor, right: Tensor, *, value: float = 1) -> Tensor:
+    return rows + (left * right if value == 1 else left * right * value)
 
 
 def _sigmoid(rows: Tensor) -> Tensor:
@@ -283,11 +298,12 @@ OWN: Mapping[Any, Callable[..., Any]] = {
     aten.var_mean.correction: _variance_mean,
     aten.var.correction: lambda *args, **kwargs: _variance_mean(*args, **kwargs)[0],
     aten._softmax.default: _softmax,  # noqa: SLF001
+    aten._safe_softmax.default: _safe_softmax,  # noqa: SLF001
     aten._log_softmax.default: _log_softmax,  # noqa: SLF001
     aten.logsumexp.default: _logsumexp,
     aten.linalg_vector_norm.default: _vector_norm,
     aten.native_layer_norm.default: _layer_norm,
-    aten._fused_rms_norm.default: _rms_norm,  # noqa: SLF001
+    aten.addcmul.default: _addcmul,
     aten.sigmoid.default: _sigmoid,
     aten.silu.default: _silu,
     aten.gelu.default: _gelu,
@@ -304,12 +320,17 @@ OWN: Mapping[Any, Callable[..., Any]] = {
 }
 """Operations of PyTorch whose results depend on other elements, and their replacements."""
 
-DIRECT: Mapping[Any, Callable[..., Any]] = {functional.linear: _linear, functional.silu: _silu}
+DIRECT: Mapping[Any, Callable[..., Any]] = {
+    functional.linear: _linear,
+    functional.silu: _silu,
+    functional.rms_norm: _rms_norm,
+    torch.rms_norm: _rms_norm,
+}
 UNTRACKED: Mapping[Any, Callable[..., Any]] = {
     torch.matmul: _matmul,
     Tensor.matmul: _matmul,
     Tensor.__matmul__: _matmul,
-    functional.rms_norm: lambda rows, shape, weight=None, eps=None: _rms_norm(rows, shape, weight, eps)[0],
+    torch.addcmul: _addcmul,
     functional.layer_norm: lambda rows, shape, weight=None, bias=None, eps=1e-5: _layer_norm(
         rows, shape, weight, bias, eps
     )[0],
@@ -320,7 +341,7 @@ _EXACT_OF_ELEMENTS = """
 add sub rsub mul div neg abs sign sgn exp log log2 log10 log1p expm1 sin cos tanh erf sqrt rsqrt reciprocal square relu
 leaky_relu threshold clamp clamp_min clamp_max maximum minimum eq ne lt le gt ge isnan isinf isfinite logical_and
 logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor bitwise_left_shift floor ceil round
-bitwise_right_shift trunc remainder floor_divide where masked_fill addcmul addcdiv lerp xlogy log_sigmoid_forward
+bitwise_right_shift trunc remainder floor_divide where masked_fill isin addcdiv lerp xlogy log_sigmoid_forward
 """
 _EXACT_IN_ORDER = """
 empty zeros ones full arange scalar_tensor new_zeros new_empty new_ones new_full zeros_like ones_like empty_like eye set

@@ -97,6 +97,7 @@ class StepStruct(ctypes.Structure):
         ("numbers", ADDRESS),
         ("start", ADDRESS),
         ("count", ADDRESS),
+        ("composed", ctypes.c_int32),
     )
 
 
@@ -123,6 +124,7 @@ class PagedAttentionStruct(ctypes.Structure):
         ("tokens", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("composed", ctypes.c_int32),
     )
 
 
@@ -140,6 +142,8 @@ SIGNATURES = {
     "attn_losses": (ADDRESS,),
     "attn_rounded_product": (ADDRESS, ADDRESS, ADDRESS, ADDRESS, COUNT, COUNT, COUNT, COUNT),
     "attn_activate": (COUNT, ADDRESS, ADDRESS, ADDRESS, ctypes.c_int64, COUNT),
+    "attn_softmax": (ADDRESS, ctypes.c_int64, COUNT, ADDRESS, COUNT),
+    "attn_log_softmax": (ADDRESS, ctypes.c_int64, COUNT, ADDRESS, COUNT),
     "attn_attention": (ADDRESS,),
     "attn_attention_changes": (ADDRESS, ADDRESS),
     "attn_attend_paged": (ADDRESS,),

@@ -11,6 +11,7 @@ from attn_core import AttentionSpec, RaggedBatch
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import PagedAttentionInputs
+from attn_core.kernels.base import batch_invariant
 from torch import Tensor
 
 from attn_kernels_cpu.forms import FORMS
@@ -93,6 +94,7 @@ def attend(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
     struct = PagedAttentionStruct(
         query.data_ptr(), out.data_ptr(), key, value, heads.query, heads.key_value, heads.key_size,
         numbers.data_ptr(), start.data_ptr(), count.data_ptr(), len(query), torch.get_num_threads(), scale_of(spec),
+        batch_invariant(),
     )  # fmt: skip
     library().attn_attend_paged(ctypes.addressof(struct))
     if asked is None:

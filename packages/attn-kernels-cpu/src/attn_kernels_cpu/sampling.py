@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core.errors import InvalidValue
-from attn_core.kernels.base import AtMost, Condition
+from attn_core.kernels.base import Anything, AtMost, Condition
 from attn_core.kernels.sampling import Draw, LogProbability, SamplingKernel, SamplingProblem
 
 from attn_kernels_cpu.blocks import unloaded
@@ -49,7 +49,9 @@ class CpuSampling(SamplingKernel):
     name = "cpu_sampling"
     summary = "the next token of each row of logits, and log probabilities, in C++"
 
-    accepts: ClassVar[Mapping[str, Condition]] = {"vocab_size": AtMost(LARGEST_VOCABULARY)}
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "vocab_size": AtMost(LARGEST_VOCABULARY), "batch_invariant": Anything(),
+    }  # fmt: skip
 
     def available(self) -> str | None:
         """Why the kernel cannot run here, or None.

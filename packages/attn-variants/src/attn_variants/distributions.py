@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from attn_core.distributions import LocalGaussian
+from attn_core.kernels.base import batch_invariant
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
@@ -19,6 +20,8 @@ def softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Softmax over the last axis; a row of -inf gives zeros and no gradient, never NaN."""
     if allowed is not None:
         scores = scores.masked_fill(~allowed, NEVER)
+    if batch_invariant():
+        return torch._safe_softmax(scores, -1)  # noqa: SLF001 -- the softmax of kernels, but of empty rows
     # Shifting by the largest score only keeps exp in range and does not change the result: no gradient is needed.
     largest = scores.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     powers = torch.exp(scores - largest)

@@ -60,7 +60,13 @@ class BlockParts:
 
 
 class BlockStep(Protocol):
-    """The step of one block."""
+    """The step of one block.
+
+    One that is `composed` gives the bits of the block's parts, computed one by one, where `batch_invariant()`; others
+    are not used there.
+    """
+
+    composed: bool
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
         """The block's output for `hidden` [tokens, hidden_size], which it may overwrite; None, with nothing computed,

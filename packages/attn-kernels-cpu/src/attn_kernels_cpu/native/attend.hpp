@@ -58,8 +58,22 @@ struct Seen {
   const int32_t* count;
 };
 
-// Softmax of a row of scores in place; entries past `count`, up to a multiple of sixteen, become zero.
-static inline void softmax_row(float* scores, int count) {
+// The sum of weights of at most 1, rounded to multiples of 2^-32: exact for up to 2^21 weights, so that neither their
+// order nor zeros among them change it. `count` is a multiple of sixteen.
+static inline float exact_total(const float* weights, int count) {
+  double sums[16] = {}, total = 0;
+  for (int j = 0; j < count; j += 16) {
+    float whole[16];
+    store16(whole, rounded(load16(weights + j) * all(0x1p32f)));
+    for (int lane = 0; lane < 16; lane++) sums[lane] += whole[lane];
+  }
+  for (double sum : sums) total += sum;
+  return (float)(total * 0x1p-32);
+}
+
+// Softmax of a row of scores in place, with the `exact_total` if `exact`; entries past `count`, up to a multiple of
+// sixteen, become zero.
+static inline void softmax_row(float* scores, int count, bool exact) {
   int whole = (count + 15) / 16 * 16;
   for (int j = count; j < whole; j++) scores[j] = -std::numeric_limits<float>::infinity();
   Floats top = load16(scores);
@@ -70,6 +84,18 @@ static inline void softmax_row(float* scores, int count) {
     store16(scores + j, weight);
     total = total + weight;
   }
-  Floats inverse_total = all(1.0f / sum_of(total));
+  Floats inverse_total = all(1.0f / (exact ? exact_total(scores, whole) : sum_of(total)));
   for (int j = 0; j < whole; j += 16) store16(scores + j, load16(scores + j) * inverse_total);
+}
+
+// The softmax of each row, with its `exact_total`.
+static void softmax_rows(const float* scores, int64_t rows, int size, float* out, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < rows; r++) {
+    static thread_local std::vector<float> room;
+    room.resize(size + 15);
+    std::copy_n(scores + r * size, size, room.data());
+    softmax_row(room.data(), size, true);
+    std::copy_n(room.data(), size, out + r * size);
+  }
 }

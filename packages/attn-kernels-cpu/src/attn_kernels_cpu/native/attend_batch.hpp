@@ -28,6 +28,9 @@ struct Attention {
   Seen seen;
   int tokens;
   float scale;
+  // Whether results are those of PyTorch's functions within `BatchInvariant`, bit for bit: queries are scaled before their
+  // products with keys, and sums of weights are exact.
+  bool composed;
   int parts;  // the bfloat16 numbers that an operand is split into for AMX tiles, one or three; 0: no tiles, as for codes
 
   int group() const { return heads.query / heads.shared; }
@@ -77,7 +80,10 @@ static void attend_tile(const Attention& a, Tile tile, int shared, int heads) {
       for (int i = 0; i < tile.tokens; i++) move(tile.token + i, (shared + h) * queries, (size_t)(h * tile.tokens + i) * row);
   };
   each([&](int t, int head, size_t at) { std::memcpy(room.queries.data() + at, a.query(t, head), sizeof(float) * row); });
-  attend_rows<Element>(a.key, a.value, shared, a.seen.numbers + base, room.spans.back().last, size, a.scale, room);
+  if (a.composed)
+    for (float& x : room.queries) x *= a.scale;
+  const float scale = a.composed ? 1.0f : a.scale;
+  attend_rows<Element>(a.key, a.value, shared, a.seen.numbers + base, room.spans.back().last, size, scale, a.composed, room);
   each([&](int t, int head, size_t at) { std::memcpy(a.out(t, head), room.out.data() + at, sizeof(float) * row); });
 }
 
@@ -172,4 +178,5 @@ struct PagedAttention {
   Seen seen;
   int32_t tokens, threads;
   float scale;
+  int32_t composed;  // see `Attention`
 };

@@ -190,10 +190,10 @@ static void mix_values(const Memory& value, int shared, const int64_t* numbers, 
 }
 
 // Attends the queries in `room`, each row to its span of the keys `numbers[0]` to `numbers[count - 1]` of the heads from
-// `shared` on.
+// `shared` on; `exact` is that of `softmax_row`.
 template <class Element>
 static void attend_rows(const Memory& key, const Memory& value, int shared, const int64_t* numbers, int count, int size,
-                        float scale, TileRoom& room) {
+                        float scale, bool exact, TileRoom& room) {
   const int rows = room.spans.size(), all_rows = room.heads * rows;
   // The last sixteen scores of a row may exceed the tile.
   room.stride = (count + KEYS_TOGETHER - 1) / KEYS_TOGETHER * KEYS_TOGETHER + 16;
@@ -206,7 +206,7 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
   for (int j = 0; j < count; j += KEYS_TOGETHER) score_keys<Element>(key, shared, numbers, j, count, size, scale, room);
   for (int r = 0; r < all_rows; r++) {
     const Span seen = room.spans[r % rows];
-    softmax_row(room.weights.data() + (size_t)r * room.stride + seen.first, seen.last - seen.first);
+    softmax_row(room.weights.data() + (size_t)r * room.stride + seen.first, seen.last - seen.first, exact);
   }
   for (int j = 0; j < count; j += room.near) mix_values<Element>(value, shared, numbers, j, count, size, room);
 }

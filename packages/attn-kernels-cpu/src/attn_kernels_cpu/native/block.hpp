@@ -22,6 +22,7 @@ struct Step {
   const float *cosines, *sines;  // [tokens, rotated], sines signed
   const int64_t* targets;        // the cache rows of the new tokens
   Seen seen;
+  int32_t composed;  // whether results are those of the parts of a block within `BatchInvariant`, see `Attention`
 };
 
 struct Layer {
@@ -34,26 +35,29 @@ struct LayerStep : Step {
   Memory key, value;
 };
 
-static inline Floats rotated_by(Floats x, Floats partner, const float* cosines, const float* sines) {
-  return fmadd(partner, load16(sines), x * load16(cosines));
+static inline Floats rotated_by(Floats x, Floats partner, const float* cosines, const float* sines, bool composed) {
+  const Floats part = x * load16(cosines);
+  return composed ? part + partner * load16(sines) : fmadd(partner, load16(sines), part);
 }
 
 // Rotates the pairs of elements i and i + half, for sixteen i at a time.
-static inline void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
+static inline void rotate_halves(float* x, const float* cosines, const float* sines, int half, bool composed) {
   for (int i = 0; i < half; i += 16) {
     Floats first = load16(x + i), second = load16(x + i + half);
-    store16(x + i, rotated_by(first, second, cosines + i, sines + i));
-    store16(x + i + half, rotated_by(second, first, cosines + i + half, sines + i + half));
+    store16(x + i, rotated_by(first, second, cosines + i, sines + i, composed));
+    store16(x + i + half, rotated_by(second, first, cosines + i + half, sines + i + half, composed));
   }
 }
 
-static inline void rotate_head(float* x, const float* cosines, const float* sines, int rotated, bool interleaved) {
-  if (!interleaved && rotated % 32 == 0) return rotate_halves(x, cosines, sines, rotated / 2);
+static inline void rotate_head(float* x, const float* cosines, const float* sines, int rotated, bool interleaved,
+                               bool composed) {
+  if (!interleaved && rotated % 32 == 0) return rotate_halves(x, cosines, sines, rotated / 2, composed);
   float rotated_head[512];
   int half = rotated / 2;
   for (int i = 0; i < rotated; i++) {
     int partner = interleaved ? i ^ 1 : (i < half ? i + half : i - half);
-    rotated_head[i] = std::fma(x[partner], sines[i], x[i] * cosines[i]);
+    const float part = x[i] * cosines[i];
+    rotated_head[i] = composed ? part + x[partner] * sines[i] : std::fma(x[partner], sines[i], part);
   }
   std::memcpy(x, rotated_head, sizeof(float) * rotated);
 }
@@ -80,7 +84,7 @@ static inline void place_token(float* row, const Block& b, const LayerStep& s, i
   if (b.rotated) {
     const float *cosines = s.cosines + (size_t)t * b.rotated, *sines = s.sines + (size_t)t * b.rotated;
     for (int h = 0; h < heads.query + heads.shared; h++)
-      rotate_head(row + h * heads.size, cosines, sines, b.rotated, b.interleaved);
+      rotate_head(row + h * heads.size, cosines, sines, b.rotated, b.interleaved, s.composed);
   }
   with_element(s.key, [&](auto element) {
     write_cache<decltype(element)>(key, s.key, s.targets[t], heads);
@@ -89,7 +93,8 @@ static inline void place_token(float* row, const Block& b, const LayerStep& s, i
 }
 
 static Attention attention_of(const Block& b, const LayerStep& s, Rows rows) {
-  return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, tiles_allowed() && s.key.format != INT8 ? b.parts : 0};
+  const bool tiles = tiles_allowed() && s.key.format != INT8 && !s.composed;
+  return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, s.composed != 0, tiles ? b.parts : 0};
 }
 
 static void norm_rows(const float* x, int tokens, int width, const float* gain, float eps, float* out, int threads) {
@@ -97,19 +102,20 @@ static void norm_rows(const float* x, int tokens, int width, const float* gain, 
   for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
 }
 
-static inline void gate_row(int activation, const float* both, int width, float* out) {
-  if (activation == SILU) return silu_gate_row(both, width, out);
+static inline void gate_row(int activation, const float* both, int width, bool composed, float* out) {
+  if (activation == SILU && !composed) return silu_gate_row(both, width, out);
   with_activation(activation, [=](auto f) {
     for (int i = 0; i < width; i += 16) store16(out + i, f.at(load16(both + i)).value * load16(both + width + i));
   });
 }
 
-// out = f(gate) * up, where [gate, up] are the outputs of `both`; `rows` is a buffer for them.
-static void gate(int activation, const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
-  int inner = both.outputs / 2;
+// out = f(gate) * up, where [gate, up] are the outputs of the block's layer `both`; `rows` is a buffer for them.
+static void gate(const Block& b, const Step& s, const float* x, float* rows, float* out) {
+  const Linear& both = *b.both;
+  const int inner = both.outputs / 2, tokens = s.tokens, threads = s.threads;
   multiply(both, x, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)
-  for (int t = 0; t < tokens; t++) gate_row(activation, rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
+  for (int t = 0; t < tokens; t++) gate_row(b.activation, rows + (size_t)t * 2 * inner, inner, s.composed, out + (size_t)t * inner);
 }
 
 // hidden += layer(x), or its norm with `gain` if there is one, for which `room` [tokens, width] is a buffer.
@@ -142,6 +148,6 @@ static void run_block(const Block& b, const LayerStep& s, float* hidden) {
   attend(attention_of(b, s, Rows{rows, projected, out}), threads);
   add_output(*b.output, out, tokens, b.attended_gain, b.eps, normed.data(), hidden, threads);
   norm_rows(hidden, tokens, width, b.feed_forward_gain, b.eps, normed.data(), threads);
-  gate(b.activation, *b.both, normed.data(), tokens, rows, out, threads);
+  gate(b, s, normed.data(), rows, out);
   add_output(*b.down, out, tokens, b.fed_gain, b.eps, normed.data(), hidden, threads);
 }

@@ -229,12 +229,9 @@ static void draw_tokens(const float* logits, int rows, int size, const Draw* dra
   }
 }
 
-// log(softmax(logits)) of one token, and of the `top` most likely tokens, in descending order.
-static inline void logprobs_of(const float* logits, int size, int64_t token, int top, DrawRoom& room, float* own,
-                               int64_t* ids, float* values) {
-  Leader leader;
-  leader.update(logits, size, 0);
-  const Floats highest = all(leader.value), none = all(-std::numeric_limits<float>::infinity());
+// log(sum(e^logits)) of a row whose largest is `top`.
+static inline double log_total(const float* logits, int size, float top) {
+  const Floats highest = all(top), none = all(-std::numeric_limits<float>::infinity());
   double sums[16] = {}, total = 0;
   for (int i = 0; i < size; i += 16) {
     float weights[16];
@@ -242,7 +239,26 @@ static inline void logprobs_of(const float* logits, int size, int64_t token, int
     for (int lane = 0; lane < 16; lane++) sums[lane] += weights[lane];
   }
   for (double sum : sums) total += sum;
-  const double whole = std::log(total) + leader.value;
+  return std::log(total) + top;
+}
+
+static void log_softmax_rows(const float* logits, int64_t rows, int size, float* out, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < rows; r++) {
+    const float* row = logits + r * size;
+    Leader leader;
+    leader.update(row, size, 0);
+    const double whole = log_total(row, size, leader.value);
+    for (int i = 0; i < size; i++) out[r * size + i] = (float)(row[i] - whole);
+  }
+}
+
+// log(softmax(logits)) of one token, and of the `top` most likely tokens, in descending order.
+static inline void logprobs_of(const float* logits, int size, int64_t token, int top, DrawRoom& room, float* own,
+                               int64_t* ids, float* values) {
+  Leader leader;
+  leader.update(logits, size, 0);
+  const double whole = log_total(logits, size, leader.value);
   *own = (float)(logits[token] - whole);
   if (top <= 0) return;
   rank(logits, size, leader.value, 1.0f, room.ranked, [&](auto& found) { return (int)found.size() >= top; });

@@ -98,6 +98,14 @@ void attn_logprobs(const float* logits, int rows, int size, const int64_t* token
   find_logprobs(logits, rows, size, tokens, top, own, ids, values, threads);
 }
 
+// The softmax and its logarithm of each row [rows, size], as `attn_blocks` and `attn_logprobs` compute them.
+void attn_softmax(const float* scores, int64_t rows, int size, float* out, int threads) {
+  softmax_rows(scores, rows, size, out, threads);
+}
+void attn_log_softmax(const float* logits, int64_t rows, int size, float* out, int threads) {
+  log_softmax_rows(logits, rows, size, out, threads);
+}
+
 void attn_attention(const WholeAttention* a) { attention(*a); }
 
 // The gradients of queries, keys and values; the caller must initialize those of keys and values with zeros.
@@ -105,7 +113,8 @@ void attn_attention_changes(const WholeAttention* a, const WholeAttentionChange*
 
 void attn_attend_paged(const PagedAttention* a) {
   const Heads& heads = a->heads;
-  attend({Rows{a->query, (int64_t)heads.query * heads.size, a->out}, a->key, a->value, heads, a->seen, a->tokens, a->scale, 0}, a->threads);
+  attend({Rows{a->query, (int64_t)heads.query * heads.size, a->out}, a->key, a->value, heads, a->seen, a->tokens, a->scale, a->composed != 0, 0},
+         a->threads);
 }
 
 // Applies blocks to `hidden` one after another.

@@ -256,8 +256,12 @@ class Decoder(nn.Module):
         """See `attn_core.models.BatchInvariant`: the fused kernel of all blocks sums each row in a fixed order."""
         return self.stack is not None and self.head is not None
 
-    def take_apart(self) -> None:
-        """Disable the fused kernels of whole blocks, so that each part of a block is computed by itself."""
+    def take_apart(self, *, unless_composed: bool = False) -> None:
+        """Disable the fused kernels of whole blocks, so that each part of a block is computed by itself; with
+        `unless_composed` only if one of them is not `BlockStep.composed`."""
+        steps = [block.joined for block in self._blocks() if block.joined is not None]
+        if unless_composed and all(getattr(step, "composed", False) for step in steps):
+            return
         self.stack = None
         for block in self._blocks():
             block.joined = None

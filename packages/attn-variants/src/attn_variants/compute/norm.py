@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.rowwise import NormKernel, row_result
 from attn_core.norms import QkL2Norm, QkNorm, QkNormAllHeads
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class RmsNorm(nn.RMSNorm):
@@ -29,6 +31,9 @@ def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
     if found is not None:
         return found
     wide = rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
+    if batch_invariant() and not isinstance(norm, QkL2Norm):
+        scaled = functional.rms_norm(wide, wide.shape[-1:], None, norm.eps)
+        return (scaled if gain is None else scaled * gain).to(rows.dtype)
     squares = wide.square()
     size = squares.sum(-1, keepdim=True) if isinstance(norm, QkL2Norm) else squares.mean(-1, keepdim=True)
     scaled = wide * torch.rsqrt(size + norm.eps)
