@@ -7,7 +7,8 @@ import torch
 from attn_core import RaggedBatch, installed
 from attn_core.kernels.block import block_problem
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineConfig, Request, SamplingParams
+from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
+from attn_kernels_cpu.invariant import BatchInvariant
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
 from attn_schema.decoder import DecoderConfig
@@ -31,6 +32,7 @@ LLAMA = {
 BLOCKS = {
     "llama": {},
     "interleaved": {"rope_interleave": True},
+    "turned in vectors": {"head_dim": 32},
     "half turned": {"head_dim": 32, "partial_rotary_factor": 0.5},
     "one group": {"mechanism": "mqa", "num_kv_heads": None, "num_heads": 5},
     "window": {"mechanism": "sliding_window", "options": {"window": 9}},
@@ -47,7 +49,7 @@ WIDE = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 48, "hidden_size": 64}
 """Twelve rows for every four tokens, heads of an odd number of sixteens."""
 
 
-def packed(fields, weights="float32"):
+def unpacked(fields):
     torch.manual_seed(11)
     model = Decoder(DecoderConfig.from_plain(LLAMA | fields)).eval()
     with torch.no_grad():
@@ -55,6 +57,11 @@ def packed(fields, weights="float32"):
             parameter.mul_(3)
             if parameter.ndim == 1:
                 parameter.add_(torch.rand_like(parameter))
+    return model
+
+
+def packed(fields, weights="float32"):
+    model = unpacked(fields)
     quantize_model(model, weights)
     return model
 
@@ -161,27 +168,50 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(weights):
             assert torch.equal(crowd[:3], one)
 
 
+def rows_of(model, tokens, chunks, cache="paged", dtype="float32"):
+    """Hidden rows of a prompt in chunks."""
+    store, done, found = store_of(model, cache, dtype), 0, []
+    assert store.admit(0)
+    for chunk in chunks:
+        assert store.reserve(0, done + chunk)
+        batch = RaggedBatch.of([chunk], [done], torch.tensor)
+        with torch.no_grad():
+            found.append(model.step(tokens[done : done + chunk], batch, store.view(batch, [0])))
+        done += chunk
+    return torch.cat(found)
+
+
 @pytest.mark.parametrize(("cache", "dtype"), [("paged", "float32"), ("paged", "bfloat16"), ("int8", "float32")])
 @pytest.mark.parametrize("name", [*BLOCKS, "wide"])
 def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, cache, dtype):
     model = packed(WIDE if name == "wide" else BLOCKS[name])
     torch.manual_seed(1)
     tokens = torch.randint(61, (90,))
-
-    def rows_of(chunks):
-        store, done, found = store_of(model, cache, dtype), 0, []
-        assert store.admit(0)
-        for chunk in chunks:
-            assert store.reserve(0, done + chunk)
-            batch = RaggedBatch.of([chunk], [done], torch.tensor)
-            with torch.no_grad():
-                found.append(model.step(tokens[done : done + chunk], batch, store.view(batch, [0])))
-            done += chunk
-        return torch.cat(found)
-
-    whole = rows_of([90])
+    whole = rows_of(model, tokens, [90], cache, dtype)
     for chunks in ([1] * 90, [3, 40, 1, 5, 4, 37], [64, 2, 24]):
-        assert torch.equal(rows_of(chunks), whole)
+        assert torch.equal(rows_of(model, tokens, chunks, cache, dtype), whole)
+
+
+@pytest.mark.parametrize("name", [*BLOCKS, "wide"])
+def test_a_batch_invariant_block_has_the_bits_of_its_parts_and_of_training(name):
+    fields = WIDE if name == "wide" else BLOCKS[name]
+    torch.manual_seed(1)
+    tokens = torch.randint(61, (50,))
+    policy, served = unpacked(fields).train(), [packed(fields), apart(packed(fields))]
+    with BatchInvariant():
+        trained = policy.hidden(tokens[None])[0]
+        for model in served:
+            assert torch.equal(rows_of(model, tokens, [3, 30, *[1] * 17]), trained)
+
+
+def test_a_batch_invariant_engine_leaves_blocks_to_their_parts_unless_kernels_give_the_same_bits():
+    model, config = packed({}), EngineConfig(batch_invariant=True)
+    build_engine(model, config=config)
+    assert model.stack is not None
+    model.blocks[1].joined.composed = False
+    build_engine(model, config=config)
+    assert model.stack is None
+    assert [block.joined for block in model.blocks] == [None] * 2
 
 
 def test_a_prompt_beside_others_gets_the_bits_it_gets_alone():

@@ -8,6 +8,8 @@ from attn_core.errors import Incompatible
 from attn_core.kernels.base import batch_invariant
 from attn_kernels_cpu.invariant import BatchInvariant
 from attn_kernels_cpu.packed import PackedLinear
+from attn_kernels_cpu.sampling import CpuSampling
+from attn_variants.distributions import softmax
 from torch.nn import functional
 
 WIDE, OUT = 37, 21
@@ -34,6 +36,7 @@ FUNCTIONS = {
     "power": lambda x: (x.abs() + 0.1) ** 1.7,
     "base": lambda x: 1.3**x,
     "prod": lambda x: x.prod(-1),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.3),
 }
 torch.manual_seed(0)
 WEIGHT, BIAS = torch.randn(OUT, WIDE), torch.randn(OUT)
@@ -68,13 +71,37 @@ def test_gradients_are_those_of_pytorch(name):
 
 
 def test_terms_that_are_zero_change_no_bit_wherever_they_are():
-    weights, values = torch.rand(5, 40), torch.randn(40, 8)
-    holes = torch.zeros(5, 73), torch.zeros(73, 8)
+    weights, values = torch.rand(50, 40), torch.randn(40, 8)
+    holes = torch.zeros(50, 73), torch.zeros(73, 8)
     places = torch.randperm(73)[:40].sort().values
     holes[0][:, places], holes[1][places] = weights, values
     with BatchInvariant(), torch.no_grad():
         assert torch.equal(weights @ values, holes[0] @ holes[1])
         assert torch.equal(weights.sum(-1), holes[0].sum(-1))
+        scores = torch.full_like(holes[0], -torch.inf)
+        scores[:, places] = weights
+        assert torch.equal(weights.softmax(-1), scores.softmax(-1)[:, places])
+
+
+def test_weights_of_a_query_without_keys_are_zeros_without_a_gradient():
+    scores = torch.randn(3, 5, requires_grad=True)
+    allowed = torch.tensor([True, False, True])[:, None]
+    with BatchInvariant():
+        weights = softmax(scores, allowed)
+    (weights * torch.randn(3, 5)).sum().backward()
+    assert weights.sum(-1).tolist() == pytest.approx([1, 0, 1])
+    assert scores.grad.abs().sum(-1).bool().tolist() == [True, False, True]
+
+
+def test_the_sampling_kernel_tells_the_bits_of_log_softmax():
+    rows = torch.randn(3, 700) * 5
+    with BatchInvariant():
+        logs = rows.log_softmax(-1)
+    for row, token, (own, top) in zip(
+        logs, (5, 0, 699), CpuSampling().log_probabilities(rows, [5, 0, 699], 4), strict=True
+    ):
+        assert own == row[token]
+        assert top == list(zip(row.topk(4).indices.tolist(), row.topk(4).values.tolist(), strict=True))
 
 
 def test_packed_weights_give_the_bits_of_unpacked_ones():

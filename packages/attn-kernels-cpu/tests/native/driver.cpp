@@ -75,8 +75,9 @@ static void block(int format) {
   std::vector<int32_t> count(most);
   for (int i = 0; i < most; i++) rows[i] = (i * 5) % most, count[i] = i + 1;
   int done = 0;
-  for (int tokens : {1, 21, 1, 2}) {
-    Step step{tokens, 2, turns.data() + done * 32, turns.data() + most * 32, rows.data() + done, {rows.data(), start.data(), count.data() + done}};
+  for (int tokens : {1, 21, 1, 2, 1, 13}) {
+    const bool composed = done >= 25;
+    Step step{tokens, 2, turns.data() + done * 32, turns.data() + most * 32, rows.data() + done, {rows.data(), start.data(), count.data() + done}, composed};
     const int form = sizeof(Element) == 4 ? FLOAT32 : sizeof(Element) == 1 ? INT8 : BFLOAT16;
     Layer layer{&b, &step, {keys.data(), kept, heads.size, form, scales.data(), 2 * heads.shared, 1},
                 {values.data(), kept, heads.size, form, scales.data() + heads.shared, 2 * heads.shared, 1}};
@@ -109,8 +110,19 @@ static void draws() {
   put(values.data(), values.size() * 4);
 }
 
+static void softmaxes() {
+  const int rows = 3, size = 45;
+  std::vector<float> scores = numbers(rows * size, 9.0f), out(rows * size);
+  scores[50] = -std::numeric_limits<float>::infinity();
+  attn_softmax(scores.data(), rows, size, out.data(), 2);
+  put(out.data(), out.size() * 4);
+  attn_log_softmax(scores.data(), rows, size, out.data(), 2);
+  put(out.data(), out.size() * 4);
+}
+
 int main() {
   draws();
+  softmaxes();
   for (int format : {FLOAT32, BFLOAT16, INT8, INT4}) products(format);
   products(INT4, true);
   for (int format : {FLOAT32, INT8, INT4}) {
