@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.kernels.base import TRAINED_IN
+from attn_core.kernels.base import TRAINED_IN, needs_operations
 from attn_core.kernels.product import (
     ProductKernel,
     activation_kernel,
@@ -144,8 +144,8 @@ class Float32Products(CpuTraining):
 
 
 def operations_are_observed() -> bool:
-    """Whether torch traces, or a dispatch mode is active, so that torch's own operations must be run."""
-    return torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+    """Whether torch traces, or a dispatch mode is active, such as a FLOP counter, that needs torch's own operations."""
+    return torch.compiler.is_compiling() or needs_operations(_get_current_dispatch_mode())
 
 
 PLAIN_TENSORS = (Tensor, nn.Parameter)

@@ -25,7 +25,9 @@ ENDLESS = 2**31 - 1
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that counts the bytes of live tensors created by operations within it, and their peak."""
+    """A mode that counts the bytes of live tensors created by operations and kernels within it, and their peak."""
+
+    sees_kernels = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

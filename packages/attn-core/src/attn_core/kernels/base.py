@@ -32,6 +32,14 @@ def batch_invariant() -> bool:
     return INVARIANT.get()
 
 
+def needs_operations(mode: object) -> bool:
+    """Whether this dispatch mode of PyTorch, or None, needs PyTorch's own operations, as FLOP counters do.
+
+    A mode with an attribute `sees_kernels` that is true does not: it watches which memory is allocated, by kernels too.
+    """
+    return mode is not None and not getattr(mode, "sees_kernels", False)
+
+
 # torch.compile cannot trace a context variable; the modes that set it are not compiled.
 batch_invariant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 

@@ -14,7 +14,6 @@ from attn_core.errors import Incompatible, InternalError
 from attn_core.kernels.base import TRAINED_IN
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from attn_models.attention import layer_attentions
 from attn_models.decoder.decoder import Decoder
@@ -174,7 +173,7 @@ class AdaptedModel:
         if torch.compiler.is_compiling() or use is None or TRAINED_IN.get() != "float32":
             return None
         adapter, places = use.parts[0]
-        if places is not None or _get_current_dispatch_mode() is not None:
+        if places is not None:
             return None
         parts = [part for layer in layers if (part := self._adapted(layer, adapter)) is not None]
         return adapted(rows, parts) if len(parts) == len(layers) else None

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from attn_core.first_order import first_order_only
+from attn_core.kernels.base import needs_operations
 from attn_core.kernels.product import ProductKernel, product_kernel
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 class AdaptedLinear(NamedTuple):
@@ -72,7 +74,8 @@ def _product(kernel: ProductKernel | None, left: Tensor, right: Tensor, to: Tens
     """The product of two matrices, added to `to` in place if it is given."""
     if kernel is not None:
         return kernel.product(left, right, to)
-    return torch.mm(left, right) if to is None else to.addmm_(left, right)
+    # Not `addmm_`, which PyTorch's FLOP counter does not know.
+    return torch.mm(left, right) if to is None else torch.addmm(to, left, right, out=to)
 
 
 def adapted(rows: Tensor, layers: Sequence[AdaptedLinear]) -> list[Tensor] | None:
@@ -83,6 +86,7 @@ def adapted(rows: Tensor, layers: Sequence[AdaptedLinear]) -> list[Tensor] | Non
     if any(part.dtype is not torch.float32 for part in (rows, *parts)) or any(part.requires_grad for part in fixed):
         return None
     trained = [part for layer in layers for part in (layer.a, layer.b)]
-    kernel = product_kernel(rows, layers[0].weight, None)
+    observed = needs_operations(_get_current_dispatch_mode())
+    kernel = None if observed else product_kernel(rows, layers[0].weight, None)
     outs = Adapted.apply(rows.flatten(0, -2), layers, kernel, *trained)  # type: ignore[no-untyped-call]
     return [out.view(*rows.shape[:-1], -1) for out in outs]

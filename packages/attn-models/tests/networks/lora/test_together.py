@@ -6,6 +6,7 @@ import pytest
 import torch
 from attn_core.kernels.product import ProductKernel
 from attn_models.lora.together import AdaptedLinear, adapted
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def with_gradients(compute, operands):
@@ -80,3 +81,14 @@ def test_an_output_without_use_and_rows_without_gradient_are_left_out():
     assert layers[0].b.grad is None
     torch.testing.assert_close(layers[1].b.grad, 0.3 * (rows @ layers[1].a.T).sum(0).expand(6, 2).detach())
     assert adapted(rows, [layers[0]._replace(weight=layers[0].weight.requires_grad_())]) is None
+
+
+def test_a_flop_counter_sees_every_product(monkeypatch):
+    """Two FLOPs per multiply-add: each of the three products of a layer once forward, and but for the frozen weight's
+    gradient twice backward."""
+    monkeypatch.setattr("attn_models.lora.together.product_kernel", lambda *_: pytest.fail("no counter sees a kernel"))
+    layers = [layer._replace(a=layer.a.requires_grad_(), b=layer.b.requires_grad_()) for layer in layers_of((40, 17))]
+    with FlopCounterMode(display=False) as counter:
+        sum(out.sum() for out in adapted(torch.randn(9, 24, requires_grad=True), layers)).backward()
+    multiplied = sum(2 * 24 * outputs + 3 * rank * (24 + outputs) for rank, outputs in ((1, 40), (2, 17)))
+    assert counter.get_total_flops() == 2 * 9 * multiplied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec
+from attn_core.kernels.base import needs_operations
 from attn_core.kernels.product import WholeAttentionKernel, whole_attention_kernel
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -33,7 +34,7 @@ def kernel_of(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Who
     """The kernel for a call with dropout, or None if none supports it.
 
     None also in dispatch modes, such as FLOP counters, and in torch.func transforms: both need torch operations."""
-    if _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+    if needs_operations(_get_current_dispatch_mode()) or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
         return None
     if any(type(rows) not in PLAIN_TENSORS for rows in (query, key, value)):
         return None
