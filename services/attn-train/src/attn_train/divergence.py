@@ -1,8 +1,9 @@
-"""Trainings that go wrong: a loss that is no number, or of a model that has become worse than guessing."""
+"""Trainings that go wrong: a loss that is no number, a model that has become worse than guessing, equal rewards."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from attn_core.errors import UserError
 
@@ -15,6 +16,9 @@ DEAD = 0.9
 LEARNED, FACTOR, MARGIN = 1.1, 1.25, 1.0
 """A loss is bad above `FACTOR` times that of equal probabilities plus `MARGIN` nats, once it was at most `LEARNED`
 times that: far enough that neither the first steps nor a hard batch are taken for a divergence."""
+
+STEPS = 20
+"""After so many steps in a row with equal rewards alone, that is said."""
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
@@ -62,3 +66,26 @@ class Divergence:
             _fail("gradient norm", norm, step, f" and the loss {loss:.3g}: no weight changes any more")
         else:
             _fail("loss", loss, step, f", far above {self._guess:.3g}, that of equal probabilities")
+
+
+class EqualRewards:
+    """Watches for steps in which the completions of every prompt are rewarded alike, so that no advantage differs from
+    0."""
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        self._said = False
+
+    def measured(self, values: Mapping[str, float], step: int) -> str | None:
+        """Take the metrics of the steps up to this one; return what to log, once."""
+        share = values.get("frac_reward_zero_std")
+        if share is None:
+            return None
+        if share < 1 or self._since is None:
+            self._since = step
+        if self._said or step - self._since < STEPS:
+            return None
+        self._said = True
+        when = f"from step {self._since + 1} to {step}"
+        equal = f"{when} the completions of every prompt were rewarded alike (frac_reward_zero_std is 1)"
+        return f"{equal}: nothing is learned from them; other prompts or rewards may help"

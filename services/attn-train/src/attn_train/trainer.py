@@ -28,7 +28,7 @@ from attn_train.checkpoint import (
     restore_random_states,
 )
 from attn_train.collectives import require_no_failure
-from attn_train.divergence import Divergence, TrainingDiverged, require_finite
+from attn_train.divergence import Divergence, EqualRewards, TrainingDiverged, require_finite
 from attn_train.gradient_norms import GradientNorms
 from attn_train.optimizer import (
     learning_rate,
@@ -109,7 +109,7 @@ class Trainer:
         self._device = self._trained[0].device
         self._halves = half_weights(model, config.precision, self._device)
         self._task = dataset.task(config)
-        self._divergence = Divergence(dataset, self._task)
+        self._divergence, self._equal = Divergence(dataset, self._task), EqualRewards()
         self._width: int | None = getattr(getattr(model, "config", None), "hidden_size", None)
         ratio = config.optimizer.max_grad_norm_ratio
         self._norms = None if ratio is None else GradientNorms(ratio)
@@ -364,6 +364,8 @@ class Trainer:
             values |= self._final_metrics(report)
         if values:
             report.metrics(self.step, values)
+        if (notice := self._equal.measured(values, self.step)) is not None:
+            report.log(notice)
         if self.step % self.config.checkpoint.save_steps == 0 and not last:
             self._begin_save(report)
 

@@ -344,3 +344,16 @@ def test_the_ratio_is_one_and_the_gradient_that_of_the_policy_where_nothing_has_
     assert loss.item() == -0.5
     assert measured["clip_ratio"] == 0
     assert logs.grad.tolist() == [-0.5, -0.5, 0.5]
+
+
+@pytest.mark.parametrize(("equal", "said"), [(True, 1), (False, 0)])
+def test_rewards_that_teach_nothing_are_said_once(tmp_path, tokenizer, reward, equal, said):
+    """As TRL's `frac_reward_zero_std`, the share of prompts whose completions all have the same reward."""
+    reward(lambda completions: [0.5 if equal else place % 2 for place in range(len(completions))])
+    settings = config(tmp_path, optimizer={"steps": 60})
+    seen, shares = Stopping(), []
+    lines, seen.log = [], lambda text: lines.append(text)
+    seen.metrics = lambda step, values: shares.append(values["frac_reward_zero_std"])
+    Trainer(adapted(tokenizer), prompt_dataset(settings, tokenizer), settings).run(seen, seen.flag)
+    assert set(shares) == {float(equal)}
+    assert sum("frac_reward_zero_std" in line for line in lines) == said

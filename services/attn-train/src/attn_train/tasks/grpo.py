@@ -33,6 +33,9 @@ from attn_train.tasks.base import (
 from attn_train.tasks.on_policy import Completion, OnPolicyTask, Sampler, logprobs_at, require_room, token_logprobs
 from attn_train.tasks.policy_losses import advantages_of, grpo_loss
 
+EQUAL = 1e-8
+"""The maximum standard deviation of rewards that count as equal, as in TRL."""
+
 
 @dataclass(frozen=True, eq=False)
 class PromptDataset(TokenDataset):
@@ -142,7 +145,8 @@ class GrpoTask(OnPolicyTask):
         rewards, means = self._data.rewards(_scored(prompts, found))
         given = torch.tensor(rewards)
         spread = given.view(len(drawn), -1).std(1)
-        self._measure(reward=given.mean(), reward_std=spread.mean(), zero_std_share=(spread < 1e-8).float().mean())
+        equal = spread <= EQUAL
+        self._measure(reward=given.mean(), reward_std=spread.mean(), frac_reward_zero_std=equal.float().mean())
         if len(means) > 1:
             self._measure(**{f"reward_{name}": value for name, value in means.items()})
         inputs, targets = on_policy.rows_of([prompt.ids for prompt in prompts], [one.ids for one in found])
