@@ -363,6 +363,11 @@ def test_what_was_measured_at_the_end_is_shown():
         assert said in shown
 
 
+@pytest.mark.parametrize("loss", [12.34567, 0.6931472, 0.04321987, 1.234567e-5, -2.34567e-9])
+def test_losses_near_to_0_keep_their_digits(loss):
+    assert float(describe({"loss": loss}).split()[1]) == pytest.approx(loss, rel=1e-3)
+
+
 @pytest.mark.parametrize("width", [50, 70, 200])
 def test_bar_steps_and_remaining_time_stay_in_a_narrow_terminal(width: int) -> None:
     console = Console(width=width, file=io.StringIO())

@@ -50,6 +50,11 @@ def set_verbosity(wanted: Verbosity) -> None:
     _current_verbosity[0] = wanted
 
 
+def significant(value: float) -> str:
+    """A number with 4 decimals, or 4 significant digits if it is nearer to 0 than 0.1: 0.6931, 0.0001234, 5.6e-08."""
+    return f"{value:.4f}" if abs(value) >= 0.1 else f"{value:.4g}"
+
+
 def note(text: str) -> None:
     """Write a message to standard error, except with `--quiet`."""
     if verbosity() > Verbosity.QUIET:

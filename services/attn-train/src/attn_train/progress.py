@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
+from attn_schema.output import significant
+
 from attn_train.records import NullReporter
 
 WIDTH = 30
@@ -35,7 +37,7 @@ class ProgressReporter(NullReporter):
         seconds, done = time.monotonic() - self._began[0], step - self._began[1]
         left = f"{seconds / done * (self._steps - step):.0f} s left" if done and step < self._steps else ""
         bar = "█" * (WIDTH * step // self._steps)
-        found = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self._values.items())
+        found = "  ".join(f"{name.replace('_', ' ')} {significant(value)}" for name, value in self._values.items())
         self._draw(f"{bar:░<{WIDTH}} {step}/{self._steps}  {found}  {left}".rstrip(), end=step >= self._steps)
 
     def log(self, text: str) -> None:

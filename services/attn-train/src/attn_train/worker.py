@@ -19,6 +19,7 @@ from attn_gateway.records import ArtifactStore
 from attn_models.device import resolve_device
 from attn_models.weights.manifest import TRAINING, record_source
 from attn_schema.locks import exclusive
+from attn_schema.output import significant
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics, TrainingConfig
 
 from attn_train.attempt import (
@@ -249,7 +250,7 @@ def _message(saved: Saved | None) -> Checkpoint | None:
 def _facts(config: TrainingConfig, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
     """What a model card says about a job: its data, steps, batches, learning rate and the newest losses."""
     optimizer, base = config.optimizer, config.model.base_model
-    losses = {name: round(value, 4) for name, value in metrics.items() if "loss" in name}
+    losses = {name: float(significant(value)) for name, value in metrics.items() if "loss" in name}
     return {
         "dataset": Path(config.data.dataset).name,
         **({} if base is None else {"base model": Path(base).name}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import typer
-from attn_schema.output import note, print_json
+from attn_schema.output import note, print_json, significant
 from attn_schema.training import Checkpoint, JobEvent, JobState, LogLine, Metrics, StateChange, TrainingJob
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from attn_client import Client
 
 SHOWN = {
-    "loss": "loss {:.4f}",
-    "validation_loss": "validation {:.4f}",
+    "loss": "loss {}",
+    "validation_loss": "validation {}",
     "validation_left_out": "{:.0f} left out of validation",
-    "reward": "reward {:.3f}",
-    "validation_reward": "validation reward {:.3f}",
+    "reward": "reward {}",
+    "validation_reward": "validation reward {}",
     "reward_accuracy": "reward accuracy {:.1%}",
     "learning_rate": "rate {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
@@ -31,7 +31,7 @@ SHOWN = {
     "masked_accuracy": "masked accuracy {:.1%}",
     "accuracy": "accuracy {:.1%}",
 }
-"""The metrics that are displayed, and their formats."""
+"""The metrics that are displayed, and their formats; {} is for `significant` digits."""
 CLASSIFICATION = "accuracy"
 """The metric that marks a job that trained a classifier, a model that cannot be served."""
 
@@ -70,7 +70,8 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> TrainingJo
 
 def describe(metrics: Any) -> str:
     """The metrics of `SHOWN` as text, in a fixed order."""
-    return "  ".join(form.format(metrics[name]) for name, form in SHOWN.items() if name in metrics)
+    found = ((form, metrics[name]) for name, form in SHOWN.items() if name in metrics)
+    return "  ".join(form.format(significant(value) if "{}" in form else value) for form, value in found)
 
 
 @contextmanager

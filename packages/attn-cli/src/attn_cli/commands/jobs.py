@@ -9,7 +9,7 @@ import msgspec
 import typer
 from attn_schema import ConnectionOptions
 from attn_schema.flags import with_flags
-from attn_schema.output import Json, print_json, print_table
+from attn_schema.output import Json, print_json, print_table, significant
 from attn_schema.training import JobEvent, TrainingJob
 
 from attn_cli.commands.follow import follow
@@ -134,7 +134,7 @@ def _given(values: dict[str, Any], within: str = "") -> dict[str, Any]:
 
 def _row(job: TrainingJob) -> dict[str, str]:
     losses = (job.last_metrics.get(name) for name in ("loss", "validation_loss"))
-    loss, validation = ("" if value is None else f"{value:.4f}" for value in losses)
+    loss, validation = ("" if value is None else significant(value) for value in losses)
     return {
         "job": job.id,
         "state": f"{job.state}, {job.queue_position}." if job.queue_position else job.state,

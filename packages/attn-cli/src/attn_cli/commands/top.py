@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from attn_core.errors import AttnError, Incompatible
 from attn_schema import ConnectionOptions, EngineStats, ModelInfo, ModelState
 from attn_schema.flags import with_flags
-from attn_schema.output import Json, print_json, print_table
+from attn_schema.output import Json, print_json, print_table, significant
 
 from attn_cli.commands.options import connect
 
@@ -85,8 +85,8 @@ class Snapshot:
                 "job": job.id,
                 "state": str(job.state),
                 "step": job.step,
-                "loss": _number(job.last_metrics.get("loss"), "{:.4f}"),
-                "tokens/s": _number(job.last_metrics.get("tokens_per_second"), "{:,.0f}"),
+                "loss": _number(job.last_metrics.get("loss"), significant),
+                "tokens/s": _number(job.last_metrics.get("tokens_per_second"), "{:,.0f}".format),
             }
             for job in self.jobs
         ]
@@ -99,8 +99,8 @@ class Snapshot:
         return f"{more / (self.time - before.time):,.1f}" if more >= 0 else "-"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _number(value: float | None, form: Callable[[float], str]) -> str:
+    return "-" if value is None else form(value)
 
 
 def picture(snapshot: Snapshot, before: Snapshot | None, address: str) -> Group:
