@@ -75,7 +75,14 @@ class WorkerProcesses:
         self._assignment = assignment
         self._names = [gpus.take(assignment.config.device) for _ in range(assignment.config.workers)]
         self._gpus = gpus
-        self._children = [_started(name) for name in self._names]
+        self._children: list[Child] = []
+        try:
+            for name in self._names:
+                self._children.append(_started(name))
+        except OSError:
+            self.kill()
+            self._give_back()
+            raise
         self._outcomes: dict[int, Outcome] = {}
         self._changed = threading.Condition()
 
@@ -89,8 +96,7 @@ class WorkerProcesses:
 
         def run() -> None:
             outcome = self._outcome()
-            for name in self._names:
-                self._gpus.give_back(name)
+            self._give_back()
             ended(outcome)
 
         threading.Thread(target=run, name=f"workers of {self._assignment.job_id}", daemon=True).start()
@@ -103,6 +109,10 @@ class WorkerProcesses:
         """Kill all workers."""
         for child in self._children:
             child.kill()
+
+    def _give_back(self) -> None:
+        for name in self._names:
+            self._gpus.give_back(name)
 
     def _follow(self, rank: int, send: SendMessage) -> None:
         """Receive the messages of a worker until its outcome."""
@@ -161,7 +171,7 @@ class ProcessBackend:
         self._gpus = gpus
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> WorkerProcesses:
-        """Start all workers of an attempt."""
+        """Start all workers of an attempt; raises `OSError` if the machine has no room for a process."""
         workers = WorkerProcesses(assignment, self._gpus)
         workers.begin(send, ended)
         return workers

@@ -165,12 +165,7 @@ class Supervisor:
             artifacts=self._settings.artifacts,
             owner=job.owner,
         )
-        worker = self._backend.start(
-            assignment,
-            lambda message: self.receive(job.attempt, message),
-            lambda outcome: self._inbox.put((job.attempt, outcome)),
-        )
-        outcome = self._outcome(job.attempt, worker)
+        outcome = self._run_attempt(assignment)
         published = isinstance(outcome, Finished) and self._publish(job, outcome.model_path)
         if isinstance(outcome, Finished) and not published and self._suspended:
             # The next attempt starts at the last step and only publishes the model.
@@ -179,6 +174,19 @@ class Supervisor:
         self._write_metrics()
         self._close_metrics()
         return self._with_database(lambda: _retried(lambda: self._conclude(job.attempt, outcome)))
+
+    def _run_attempt(self, assignment: Assignment) -> Outcome:
+        """Start the workers of an attempt and return their outcome; workers that cannot be started are lost ones."""
+        attempt = assignment.attempt
+        try:
+            worker = self._backend.start(
+                assignment,
+                lambda message: self.receive(attempt, message),
+                lambda outcome: self._inbox.put((attempt, outcome)),
+            )
+        except OSError as error:
+            return Lost(error=JobError.of(Unavailable(f"the workers could not be started: {error}")))
+        return self._outcome(attempt, worker)
 
     def _begin(self, job: JobRecord) -> JobRecord:
         if job.state is JobState.CANCELLING:

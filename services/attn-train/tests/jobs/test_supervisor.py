@@ -99,6 +99,24 @@ def test_one_loss_more_than_allowed_fails_the_job_with_its_reason(tmp_path, job)
     assert (found.state, found.error) == (JobState.FAILED, LOST.error)
 
 
+def test_workers_that_cannot_be_started_are_lost_ones(tmp_path, job):
+    backend = Scripted(finish)
+    started, tried = backend.start, []
+
+    def crowded(assignment, send, ended):
+        tried.append(assignment.attempt)
+        if len(tried) < 3:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return started(assignment, send, ended)
+
+    backend.start = crowded
+    supervise(tmp_path, backend)[1].join(60)
+    found = job.get("job")
+    assert (found.state, found.failures, tried) == (JobState.SUCCEEDED, 2, [1, 2, 3])
+    errors = [event.state_change.error for event in job.events("job", 0, 100) if event.state_change is not None]
+    assert sum("Resource temporarily unavailable" in error.message for error in errors if error is not None) == 2
+
+
 def test_an_error_of_the_job_itself_is_not_tried_again(tmp_path, job):
     error = JobError(reason="X", message="y")
     backend = Scripted(lambda *_: Failed(error=error))

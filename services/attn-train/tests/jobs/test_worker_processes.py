@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from datetime import UTC, datetime
 from typing import get_args
@@ -10,9 +11,9 @@ import msgspec
 import pytest
 from attn_core.errors import Unavailable
 from attn_schema.training import Checkpoint, JobError, LogLine, Metrics
-from attn_train import attempt
+from attn_train import attempt, processes
 from attn_train.attempt import Assignment, Failed, Finished, Heartbeat, Lost, Resumed, Sent, Stalled, Stopped
-from attn_train.processes import Gpus
+from attn_train.processes import Gpus, WorkerProcesses
 from attn_train.records import Stop
 
 ERROR = JobError.of(Unavailable("gone", store="s3"))
@@ -55,3 +56,25 @@ def test_a_worker_gets_the_gpu_with_the_fewest_workers(monkeypatch):
     gpus.give_back("5")
     assert gpus.take("cuda") == "5"
     assert gpus.count == 2
+
+
+def test_a_worker_that_cannot_be_started_leaves_none_of_the_others(monkeypatch, config, changed, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    gpus, running = Gpus(), []
+
+    class OnlyOne:
+        def __init__(self, *_):
+            if running:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            running.append(self)
+
+        def kill(self):
+            running.remove(self)
+
+    monkeypatch.setattr(processes, "Child", OnlyOne)
+    job = changed(config, workers=2, device="cuda")
+    asked = Assignment(job_id="job", attempt=1, config=job, home=tmp_path, threads=1, artifacts=None, owner=None)
+    with contextlib.suppress(BlockingIOError):
+        WorkerProcesses(asked, gpus)
+    assert not running
+    assert [gpus.take("cuda") for _ in range(2)] == ["2", "5"], "both are free again"
