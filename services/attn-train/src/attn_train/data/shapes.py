@@ -99,8 +99,8 @@ def shape_of(values: Values, shapes: Sequence[Shape], given: Collection[str] = (
 
 
 def needed(shapes: Sequence[Shape]) -> str:
-    """Return what shapes need, as text."""
-    return "; or ".join(", ".join("/".join(COLUMNS.get(name, (name,))) for name in shape.needs) for shape in shapes)
+    """Return what shapes need, as text: of a column that has several names, the first."""
+    return "; or ".join(dict.fromkeys(", ".join(COLUMNS.get(name, (name,))[0] for name in s.needs) for s in shapes))
 
 
 @dataclass(frozen=True)
