@@ -88,11 +88,13 @@ def test_of_several_turns_only_what_differs_is_compared(tmp_path):
         {"prompt": [HI], "completion": [YES], "label": True},
         {"messages": [HI, YES], "label": True},
         {"prompt": "hi", "response": "yes", "is_safe": True},
+        {"instruction": "hi", "input": "", "output": "yes", "kto_tag": True},
+        {"conversations": [HI, YES], "kto_tag": True},
     ],
 )
 def test_labelled_answers_are_chosen_or_rejected(tmp_path, row):
     columns = {"label": "is_safe"} if "is_safe" in row else {}
-    label = columns.get("label", "label")
+    label = next(name for name in ("label", "is_safe", "kto_tag") if name in row)
     found = rows(tmp_path / "a.jsonl", row, row | {label: False})
     both = [pair for _, pair in checked_preferences(found, Reading(columns=columns))]
     assert [[one and one.messages for one in pair] for pair in both] == [[[HI, YES], None], [None, [HI, YES]]]

@@ -33,6 +33,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "system": ("system", "system_prompt", "system_message"),
     "tools": ("tools", "functions"),
     "chosen": ("chosen", "preferred_output", "chosen_response", "response_j"),
+    "label": ("label", "kto_tag"),
     "rejected": ("rejected", "non_preferred_output", "rejected_response", "rejected_messages", "response_k"),
 }
 """The columns in which published data have what a shape reads, the first of which a row has; others have its name."""
