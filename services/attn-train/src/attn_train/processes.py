@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import msgspec
 from attn_core.errors import Unavailable
@@ -76,13 +77,12 @@ class WorkerProcesses:
         self._names = [gpus.take(assignment.config.device) for _ in range(assignment.config.workers)]
         self._gpus = gpus
         self._children: list[Child] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._give_back)
+            undo.callback(self.kill)
             for name in self._names:
                 self._children.append(_started(name))
-        except OSError:
-            self.kill()
-            self._give_back()
-            raise
+            undo.pop_all()
         self._outcomes: dict[int, Outcome] = {}
         self._changed = threading.Condition()
 
