@@ -55,8 +55,9 @@ class PreferenceDataset(TokenDataset):
 
     @property
     def summary(self) -> str:
-        """The number of pairs, or of answers of each kind."""
-        kinds = [one.desirable for one in self.training if isinstance(one, JudgedChat)]
+        """The number of pairs, or of answers of each kind, if they are in memory."""
+        read = self.training if isinstance(self.training, list) else []
+        kinds = [one.desirable for one in read if isinstance(one, JudgedChat)]
         judged = f", {sum(kinds)} desirable and {len(kinds) - sum(kinds)} undesirable answers" if kinds else ""
         return f"{len(self.training)} training and {len(self.validation)} validation preferences{judged}{self.notes}"
 
