@@ -11,7 +11,7 @@ from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.scores import ScaledDot
 from attn_core.states import Field
 from attn_core.stores import StoreSize
-from attn_kernels_cpu.blocks import CpuPaged
+from attn_kernels_cpu.blocks import CpuLatent, CpuPaged
 from torch.nn.functional import scaled_dot_product_attention
 
 pytestmark = pytest.mark.usefixtures("_kernels")
@@ -123,3 +123,32 @@ def test_rows_of_fewer_bits_are_read_as_the_numbers_that_they_stand_for(cache, d
         given.steps(cache, window, everyone, dtype), rounded.steps("paged", window, everyone), strict=True
     ):
         assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cached_latents_are_keys_and_values_of_all_heads(window, dtype):
+    draw, chunks, kind = torch.Generator().manual_seed(3), (33, 1, 1, 64, 1), getattr(torch, dtype)
+    latent, turned = (torch.randn(100, size, generator=draw).to(kind).float() for size in (80, 16))
+    query = torch.randn(100, 7, 96, generator=draw)
+    # Scores grow from block to block, so that what was summed before is scaled.
+    query *= torch.linspace(0.1, 3, 100)[:, None, None]
+    mask = Causal() if window is None else Causal() & Window(left=window - 1)
+    heads = Heads(query=7, key_value=1, key_size=96, value_size=80)
+    spec = AttentionSpec(heads=heads, score=ScaledDot(scale=0.3), mask=mask)
+    fields = {"latent": Field((80,)), "rotary_key": Field((16,))}
+    size = StoreSize(tokens=128, requests=1, dtype=dtype, device="cpu")
+    store = installed().caches.get("paged").create({"layer": {"latent": Paged(fields, window=window)}}, size)
+    store.admit(0)
+    store.reserve(0, 100)
+    found, context = [], 0
+    for length in chunks:
+        batch, new = RaggedBatch.of([length], [context], torch.tensor), slice(context, context + length)
+        view = store.view(batch, [0])["layer"]["latent"]
+        view.append({"latent": latent[new], "rotary_key": turned[new]})
+        operands = PagedAttentionInputs(query=query[new], batch=batch, rows=view.in_place(), requests=(0,))
+        found.append(CpuLatent().run(spec, operands))
+        context += length
+    joined = torch.cat([latent, turned], -1)[:, None]
+    (wanted,) = Texts(spec, [(query, joined, latent[:, None])]).expected(window)
+    torch.testing.assert_close(torch.cat(found).double(), wanted, rtol=0, atol=4e-6)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.kernels.attend import BAND, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
+from attn_core.kernels.attend import BAND, LATENT, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.base import Anything, AtMost, Condition, MultipleOf, OneOf
 from attn_core.kernels.block import BlockKernel, BlockParts, BlockProblem, BlockStep, StackStep
 from attn_core.kernels.product import FORMS
@@ -114,6 +114,24 @@ class CpuPaged(PagedAttendKernel):
         from attn_kernels_cpu.paged import attend
 
         return attend(spec, operands)
+
+
+class CpuLatent(CpuPaged):
+    """Causal attention of float32 queries to cached latents and rotary keys, in float32 or bfloat16, where they lie."""
+
+    name = "cpu_latent"
+    summary = "attention over cached latents (MLA), read in place, in C++"
+
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        **CpuPaged.accepts,
+        "key_size": MultipleOf(VECTOR),
+        "value_size": MultipleOf(VECTOR),
+        "rows": OneOf(LATENT),
+    }
+
+    def further_refusals(self, problem: PagedAttendProblem) -> list[str]:  # noqa: ARG002 -- any sizes
+        """None: values are the first part of keys."""
+        return []
 
 
 def unloaded() -> str | None:

@@ -128,6 +128,26 @@ class PagedAttentionStruct(ctypes.Structure):
     )
 
 
+class LatentAttentionStruct(ctypes.Structure):
+    """The struct `LatentAttention` of native/attend_latents.hpp."""
+
+    _fields_ = (
+        ("query", ADDRESS),
+        ("out", ADDRESS),
+        ("latent", MemoryStruct),
+        ("rest", MemoryStruct),
+        ("heads", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("rest_size", ctypes.c_int32),
+        ("numbers", ADDRESS),
+        ("start", ADDRESS),
+        ("count", ADDRESS),
+        ("tokens", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
 SIGNATURES = {
     "attn_pack": (ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
@@ -147,6 +167,7 @@ SIGNATURES = {
     "attn_attention": (ADDRESS,),
     "attn_attention_changes": (ADDRESS, ADDRESS),
     "attn_attend_paged": (ADDRESS,),
+    "attn_attend_latents": (ADDRESS,),
     "attn_blocks": (ADDRESS, COUNT, ADDRESS),
     "attn_draw": (ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS, COUNT),
     "attn_logprobs": (ADDRESS, COUNT, COUNT, ADDRESS, COUNT, ADDRESS, ADDRESS, ADDRESS, COUNT),

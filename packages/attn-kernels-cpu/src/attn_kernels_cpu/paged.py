@@ -15,7 +15,7 @@ from attn_core.kernels.base import batch_invariant
 from torch import Tensor
 
 from attn_kernels_cpu.forms import FORMS
-from attn_kernels_cpu.library import MemoryStruct, PagedAttentionStruct, library
+from attn_kernels_cpu.library import LatentAttentionStruct, MemoryStruct, PagedAttentionStruct, library
 
 Seen = tuple[Tensor, Tensor, Tensor]
 """The numbers of cache rows, and for each token the first of its own among them and how many they are."""
@@ -50,7 +50,8 @@ def seen(batch: RaggedBatch, window: int | None, rows: RowsInPlace) -> Seen:
 
 
 class Memory:
-    """The kernel argument for the rows [rows, heads, size] of a field; that of the last tensor is cached."""
+    """The kernel argument for the rows of a field, [rows, heads, size], or [rows, size] of one head; that of the last
+    tensor is cached."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -65,8 +66,8 @@ class Memory:
             return None if memory is None else self._struct
         dtype = str(memory.dtype).removeprefix("torch.")
         known = dtype == "int8" if coded else dtype in ("float32", "bfloat16")
-        readable = known and memory.ndim == 3 and memory.stride(2) == 1
-        at = memory.data_ptr(), *memory.stride()[:2]
+        readable = known and memory.ndim in {2, 3} and memory.stride(-1) == 1
+        at = memory.data_ptr(), memory.stride(0), memory.stride(1) if memory.ndim == 3 else 0
         scales = rows.fields[f"{self._field}.scale"] if coded else None
         scaled = () if scales is None else (scales.data_ptr(), *scales.stride())
         self._struct = MemoryStruct(*at, FORMS[dtype].number, *scaled) if readable else None
@@ -86,19 +87,25 @@ def attend(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
         asked = torch.isin(batch.request_of, torch.tensor(operands.requests)).nonzero()[:, 0]
         query, start, count = query[asked], start[asked], count[asked]
     query, numbers = query.contiguous(), numbers.contiguous()
-    out = torch.empty(*query.shape)
-    key, value = (Memory(name).of(operands.rows) for name in ("key", "value"))
-    if key is None or value is None:
+    out = torch.empty(*query.shape[:2], heads.value_size)
+    latent = "latent" in operands.rows.fields
+    one, other = (Memory(name).of(operands.rows) for name in (("latent", "rotary_key") if latent else ("key", "value")))
+    if one is None or other is None or one.format != other.format:
         given = {name: field.dtype for name, field in operands.rows.fields.items()}
         raise InvalidValue.of("cache", given, "float32 or bfloat16 rows [rows, heads, size], or int8 codes")
-    struct = PagedAttentionStruct(
-        query.data_ptr(), out.data_ptr(), key, value, heads.query, heads.key_value, heads.key_size,
-        numbers.data_ptr(), start.data_ptr(), count.data_ptr(), len(query), torch.get_num_threads(), scale_of(spec),
-        batch_invariant(),
-    )  # fmt: skip
-    library().attn_attend_paged(ctypes.addressof(struct))
+    memory = query.data_ptr(), out.data_ptr(), one, other
+    tokens = numbers.data_ptr(), start.data_ptr(), count.data_ptr(), len(query), torch.get_num_threads()
+    struct: ctypes.Structure
+    if latent:
+        sizes = heads.query, heads.value_size, heads.key_size - heads.value_size
+        struct = LatentAttentionStruct(*memory, *sizes, *tokens, scale_of(spec))
+        library().attn_attend_latents(ctypes.addressof(struct))
+    else:
+        sizes = heads.query, heads.key_value, heads.key_size
+        struct = PagedAttentionStruct(*memory, *sizes, *tokens, scale_of(spec), batch_invariant())
+        library().attn_attend_paged(ctypes.addressof(struct))
     if asked is None:
         return out
-    whole = operands.query.new_empty(operands.query.shape)
+    whole = out.new_empty(len(operands.query), *out.shape[1:])
     whole[asked] = out
     return whole

@@ -37,7 +37,7 @@ def attn_linears() -> list[LinearKernel]:
 @hookimpl
 def attn_kernels() -> list[Kernel[Any]]:
     """The kernels for sampling, for attention to cached rows and for training."""
-    from attn_kernels_cpu.blocks import CpuPaged
+    from attn_kernels_cpu.blocks import CpuLatent, CpuPaged
     from attn_kernels_cpu.sampling import CpuSampling
     from attn_kernels_cpu.training import (
         CpuActivation,
@@ -50,8 +50,9 @@ def attn_kernels() -> list[Kernel[Any]]:
         CpuRoundedProduct,
     )
 
+    products = [CpuProduct(), CpuRoundedProduct()]
     rowwise = [CpuNorm(), CpuGate(), CpuRotary(), CpuCrossEntropy()]
-    return [CpuSampling(), CpuPaged(), CpuProduct(), CpuRoundedProduct(), CpuActivation(), CpuAttention(), *rowwise]
+    return [CpuSampling(), CpuPaged(), CpuLatent(), *products, CpuActivation(), CpuAttention(), *rowwise]
 
 
 @hookimpl

@@ -1,5 +1,6 @@
 // The functions that Python calls through ctypes.
 #include "activate.hpp"
+#include "attend_latents.hpp"
 #include "attend_whole.hpp"
 #include "block.hpp"
 #include "draw.hpp"
@@ -116,6 +117,8 @@ void attn_attend_paged(const PagedAttention* a) {
   attend({Rows{a->query, (int64_t)heads.query * heads.size, a->out}, a->key, a->value, heads, a->seen, a->tokens, a->scale, a->composed != 0, 0},
          a->threads);
 }
+
+void attn_attend_latents(const LatentAttention* a) { attend_latents(*a); }
 
 // Applies blocks to `hidden` one after another.
 void attn_blocks(const Layer* const* layers, int count, float* hidden) {
