@@ -64,13 +64,13 @@ class FlaLayer(ForeignModule):
         """Always."""
         return True
 
-    def pieces(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-        """See `Foreign`."""
-        cache, found = importlib.import_module("fla.models.utils").Cache(), []
-        for piece in torch.split(inputs[0], list(lengths), 1):
-            out, _, cache = self.module(piece, past_key_values=cache, use_cache=True)
-            found.append(out)
-        return torch.cat(found, 1)
+    @property
+    def _state(self) -> tuple[str, str]:
+        return "past_key_values", "use_cache"
+
+    def start(self) -> Any:
+        """An empty cache."""
+        return importlib.import_module("fla.models.utils").Cache()
 
     def packed(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
         """See `Foreign`."""

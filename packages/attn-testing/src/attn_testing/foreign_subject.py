@@ -318,10 +318,14 @@ class ForeignModule(Foreign):
                 raise
             return self._continued(inputs[0], lengths, self.padding[0])
 
+    def start(self) -> Any:
+        """The state that the first piece of a sequence is given."""
+        return None
+
     def _continued(self, rows: Tensor, lengths: Sequence[int], mask: str | None) -> Tensor:
         taken, asked = self._state or ("", "")
         found: list[Tensor] = []
-        state, seen = None, 0
+        state, seen = self.start(), 0
         for piece in torch.split(rows, list(lengths), 1):
             seen += piece.shape[1]
             real = torch.ones(len(rows), seen, dtype=torch.bool if self.padding == (mask, "keep") else torch.int64)
