@@ -108,13 +108,16 @@ def measure(task: dict[str, Any]) -> dict[str, Any] | None:
 def measure_step(task: dict[str, Any]) -> dict[str, Any]:
     """Measure decode steps of a layer after `length` cached tokens; `dense` is gqa with a quarter of the heads.
 
+    Compiled kernels that read the cache in place are loaded, as packed weights load them where a model is served.
     `read_bytes` are the weights, index keys and cached rows that a step reads at least, and `rate` is how fast it does,
     relative to a sum over more memory than the caches of the processor hold.
     """
     import torch
     from attn_core import RaggedBatch, installed
     from attn_core.stores import StoreSize
+    from attn_kernels_cpu.library import library
 
+    library()
     torch.set_num_threads(task["threads"])
     torch.manual_seed(0)
     dense, batch, length = task["system"] == "dense", task["batch"], task["length"]

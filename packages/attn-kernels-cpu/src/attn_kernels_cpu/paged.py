@@ -89,7 +89,9 @@ def attend(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
     query, numbers = query.contiguous(), numbers.contiguous()
     out = torch.empty(*query.shape[:2], heads.value_size)
     latent = "latent" in operands.rows.fields
-    one, other = (Memory(name).of(operands.rows) for name in (("latent", "rotary_key") if latent else ("key", "value")))
+    # Latents without rotary keys have no other elements of keys, of which then none is read.
+    rest = "rotary_key" if "rotary_key" in operands.rows.fields else "latent"
+    one, other = (Memory(name).of(operands.rows) for name in (("latent", rest) if latent else ("key", "value")))
     if one is None or other is None or one.format != other.format:
         given = {name: field.dtype for name, field in operands.rows.fields.items()}
         raise InvalidValue.of("cache", given, "float32 or bfloat16 rows [rows, heads, size], or int8 codes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ def by_heads(rows: Tensor, heads: int) -> Tensor:
 def convolved(rows: Tensor, filters: Tensor, bias: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
     """Like `filtered`, with SiLU after the convolution."""
     summed, tail = filtered(rows, filters, bias, tail)
-    return silu(summed), tail
+    return silu(summed, inplace=not torch.is_grad_enabled()), tail
 
 
 def filtered(rows: Tensor, filters: Tensor, bias: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -42,13 +43,14 @@ def filtered(rows: Tensor, filters: Tensor, bias: Tensor | None, tail: Tensor | 
     `filters` [channels, taps] have the newest token last; `bias` is [channels]. `tail` [batch, taps - 1, channels] are
     the inputs before the rows, zeros if None.
     """
-    taps, tokens, filters = filters.shape[1], rows.shape[1], wide(filters)
+    tokens, filters = rows.shape[1], wide(filters).t().contiguous()
+    taps = len(filters)
     known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
-    summed = known[:, :tokens] * filters[:, 0]
+    summed = known[:, :tokens] * filters[0]
     if bias is not None:
-        summed = wide(bias) + summed
+        summed += wide(bias)
     for tap in range(1, taps):
-        summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
+        summed.addcmul_(known[:, tap : tap + tokens], filters[tap])
     return summed, known[:, tokens:]
 
 
@@ -70,12 +72,17 @@ def in_chunks(
     return torch.cat(outs, dim=2), memory
 
 
+LEAST = {dtype: math.log(torch.finfo(dtype).tiny) + 16 for dtype in (torch.float32, torch.float64)}
+"""The least sums of log decays: below them nothing is left that the sums of a matrix product would show."""
+
+
 def faded(pairs: Tensor, total: Tensor, seen: Tensor | None = None, *, reach: int = 0) -> Tensor:
     """The `pairs` [batch, heads, tokens, tokens] of query i and key j times e^(seen_i - total_j) for j ≤ i + reach, and
     zero for others; `total` [batch, heads, tokens, 1] are sums of log decays, as are `seen`, the same if None."""
     later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1 + reach)
     passed = (total if seen is None else seen) - total.transpose(-1, -2)
-    return pairs * passed.masked_fill(later, -torch.inf).exp()
+    # Exponentials of infinity, and those below the least normal number, take processors many times as long.
+    return pairs.tril(reach) * passed.masked_fill(later, 0.0).clamp(min=LEAST[passed.dtype]).exp()
 
 
 def stepped(

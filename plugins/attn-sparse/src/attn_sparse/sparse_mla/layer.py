@@ -12,7 +12,14 @@ from attn_core import AttentionInputs, Fields, LayerState, RaggedBatch, installe
 from attn_core.batch import Rows, RowsInPlace, StaticBatch
 from attn_core.errors import InvalidValue
 from attn_core.joint import weight_of
-from attn_core.kernels.attend import AttendKernel, attend_problem
+from attn_core.kernels.attend import (
+    LATENT,
+    AttendKernel,
+    PagedAttendKernel,
+    PagedAttentionInputs,
+    attend_problem,
+    paged_problem,
+)
 from attn_core.kernels.base import batch_invariant
 from attn_core.kernels.dispatch import Operation
 from attn_core.masking import wide
@@ -62,6 +69,8 @@ class SparseLatentLayer(nn.Module):
             self.inner.indexer = PooledIndexer(options)
         # Queries are scaled once, before it is known what computes their scores.
         self.plain = Operation[Any](installed().kernels, AttendKernel, partial(attend_problem, options.scaled))
+        paged = partial(paged_problem, options.absorbed_scaled)
+        self.in_place = Operation[Any](installed().kernels, PagedAttendKernel, paged)
         self.scale: float = options.score_factor * float(options.key**-0.5)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("inner."):
@@ -120,9 +129,26 @@ class SparseLatentLayer(nn.Module):
             return self.inner.read(one_each, memory, self.absorbed)[:, 0]
         outs = []
         for request in requests:
-            memory = self._newest(cached, batch, request, state)
-            outs.append(self.inner.read(tile.at(slice(request, request + 1)), memory, self.absorbed)[0])
+            memory, one = self._newest(cached, batch, request, state), tile.at(slice(request, request + 1))
+            out = self._read_in_place(one, memory, cached)
+            outs.append(self.inner.read(one, memory, self.absorbed)[0] if out is None else out)
         return torch.cat(outs)
+
+    def _read_in_place(self, tile: Tile, memory: Memory, cached: RowsInPlace) -> Tensor | None:
+        """Outputs [1, heads, latent] of one query, by a kernel that reads the chosen rows where they lie; None if there
+        is none for the CPU, and if all rows are read."""
+        call: dict[str, Any] = {"dtype": tile.query.dtype, "device": tile.query.device.type, "rows": LATENT}
+        if memory.numbers is None or call["device"] != "cpu" or torch.is_grad_enabled():
+            return None
+        if self.in_place.find(**call) is None:
+            return None
+        chosen = memory.tokens(tile, self.absorbed.mask, self.options.top)[0, 0]
+        numbers = memory.numbers[0, chosen]
+        rows = dataclasses.replace(cached, slot_mapping=numbers[:0], kv_indices=numbers[None], firsts=(0,))
+        batch = RaggedBatch.of([1], [len(numbers) - 1], torch.tensor)
+        inputs = PagedAttentionInputs(query=tile.query[0], batch=batch, rows=rows, requests=(0,))
+        out: Tensor | None = self.in_place.run(lambda kernel: kernel.run(self.options.absorbed_scaled, inputs), **call)
+        return out
 
     @property
     def _pooling(self) -> PooledIndexer:

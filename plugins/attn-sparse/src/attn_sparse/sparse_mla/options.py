@@ -85,8 +85,13 @@ class SparseMlaConfig(DsaConfig):
 
     @property
     def scaled(self) -> AttentionSpec:
-        """That of queries which are scaled already."""
+        """`expanded` for queries which are scaled already."""
         return dataclasses.replace(self.expanded, score=ScaledDot(scale=1.0))
+
+    @property
+    def absorbed_scaled(self) -> AttentionSpec:
+        """`absorbed` for queries which are scaled already."""
+        return dataclasses.replace(self.absorbed, score=ScaledDot(scale=1.0))
 
     @property
     def absorbed(self) -> AttentionSpec:
