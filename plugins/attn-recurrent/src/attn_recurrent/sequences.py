@@ -79,10 +79,10 @@ LEAST = {dtype: math.log(torch.finfo(dtype).tiny) + 16 for dtype in (torch.float
 def faded(pairs: Tensor, total: Tensor, seen: Tensor | None = None, *, reach: int = 0) -> Tensor:
     """The `pairs` [batch, heads, tokens, tokens] of query i and key j times e^(seen_i - total_j) for j ≤ i + reach, and
     zero for others; `total` [batch, heads, tokens, 1] are sums of log decays, as are `seen`, the same if None."""
-    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1 + reach)
     passed = (total if seen is None else seen) - total.transpose(-1, -2)
-    # Exponentials of infinity, and those below the least normal number, take processors many times as long.
-    return pairs.tril(reach) * passed.masked_fill(later, 0.0).clamp(min=LEAST[passed.dtype]).exp()
+    # Exponentials of infinity, and those below the least normal number, take processors many times as long; those of
+    # later keys, above 0, could be infinite.
+    return pairs.tril(reach) * passed.clamp(min=LEAST[passed.dtype], max=0).exp()
 
 
 def stepped(
