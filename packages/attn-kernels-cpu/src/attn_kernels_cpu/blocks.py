@@ -123,7 +123,7 @@ class CpuLatent(CpuPaged):
     summary = "attention over cached latents (MLA), read in place, in C++"
 
     accepts: ClassVar[Mapping[str, Condition]] = {
-        **CpuPaged.accepts,
+        **{name: condition for name, condition in CpuPaged.accepts.items() if name != "batch_invariant"},
         "key_size": MultipleOf(VECTOR),
         "value_size": MultipleOf(VECTOR),
         "rows": OneOf(LATENT),
