@@ -53,10 +53,12 @@ class ShortConvolution(nn.Module):
         if tail is None:
             tail = rows.new_zeros(batch, self.taps - 1, channels)
         known = torch.cat([tail.to(rows.dtype), rows], dim=1)
-        weight = self.weight.to(rows.dtype).t().contiguous()
-        summed = known[:, :tokens] * weight[0]
+        weight = self.weight.to(rows.dtype)
+        if not torch.is_grad_enabled():  # the weights of a tap side by side; with gradients it would cost two copies
+            weight = weight.t().contiguous().t()
+        summed = known[:, :tokens] * weight[:, 0]
         for tap in range(1, self.taps):
-            summed.addcmul_(known[:, tap : tap + tokens], weight[tap])
+            summed.addcmul_(known[:, tap : tap + tokens], weight[:, tap])
         return silu(summed, inplace=not torch.is_grad_enabled()), known[:, tokens:]
 
 
