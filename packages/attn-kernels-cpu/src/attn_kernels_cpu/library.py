@@ -85,6 +85,10 @@ class BlockStruct(ctypes.Structure):
     )
 
 
+_SEEN = (("numbers", ADDRESS), ("start", ADDRESS), ("count", ADDRESS))
+"""The fields of the struct `Seen` of native/attend.hpp."""
+
+
 class StepStruct(ctypes.Structure):
     """The struct `Step` of native/block.hpp."""
 
@@ -94,9 +98,7 @@ class StepStruct(ctypes.Structure):
         ("cosines", ADDRESS),
         ("sines", ADDRESS),
         ("targets", ADDRESS),
-        ("numbers", ADDRESS),
-        ("start", ADDRESS),
-        ("count", ADDRESS),
+        *_SEEN,
         ("composed", ctypes.c_int32),
     )
 
@@ -118,9 +120,7 @@ class PagedAttentionStruct(ctypes.Structure):
         ("query_heads", ctypes.c_int32),
         ("shared_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
-        ("numbers", ADDRESS),
-        ("start", ADDRESS),
-        ("count", ADDRESS),
+        *_SEEN,
         ("tokens", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("scale", ctypes.c_float),
@@ -139,9 +139,7 @@ class LatentAttentionStruct(ctypes.Structure):
         ("heads", ctypes.c_int32),
         ("size", ctypes.c_int32),
         ("rest_size", ctypes.c_int32),
-        ("numbers", ADDRESS),
-        ("start", ADDRESS),
-        ("count", ADDRESS),
+        *_SEEN,
         ("tokens", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("scale", ctypes.c_float),

@@ -267,14 +267,18 @@ SHAPES = {
 }  # fmt: skip
 
 
+def assert_shows(chat, *contents):
+    assert [one["content"] for one in chat.messages] == list(contents)
+    (image,) = chat.images
+    assert (image if isinstance(image, bytes) else image.read_bytes()) == HIGH
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_published_shapes_with_an_image_are_the_same(shape, data):
     reading = Reading()
     ((_, chat),) = checked_chats(rows_in([data(SHAPES[shape])], reading), reading)
     between = "\n" if shape == "LLaVA" else ""
-    assert [one["content"] for one in chat.messages] == [f"{IMAGE_PLACE}{between}hi", "yes"]
-    (image,) = chat.images
-    assert (image if isinstance(image, bytes) else image.read_bytes()) == HIGH
+    assert_shows(chat, f"{IMAGE_PLACE}{between}hi", "yes")
     assert not reading.aside & {"image", "images", "messages.images"}
 
 
@@ -295,9 +299,7 @@ def test_published_preferences_with_an_image_show_it_to_both_answers(shape, data
     ((_, both),) = checked_preferences(rows_in([data(PREFERRED[shape])], reading), reading)
     between = "\n" if shape == "LLaMA-Factory" else ""
     for chat, answer in zip(both, ("yes", "no"), strict=True):
-        assert [one["content"] for one in chat.messages] == [f"{IMAGE_PLACE}{between}hi", answer]
-        (image,) = chat.images
-        assert (image if isinstance(image, bytes) else image.read_bytes()) == HIGH
+        assert_shows(chat, f"{IMAGE_PLACE}{between}hi", answer)
     assert not reading.aside & {"image", "images", "messages.images"}
 
 

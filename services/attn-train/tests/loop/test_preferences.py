@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from attn_schema.finetuning import LoraConfig, ObjectiveConfig
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.base_model import LORA
 from attn_train.model import configured
-from attn_train.tasks.preferences import answered, preference_dataset
+from attn_train.tasks.preferences import PreferenceDataset, answered, preference_dataset
 from small_tasks import DECODER
 
 TEMPLATE = (
@@ -125,6 +126,19 @@ def test_the_loss_of_pairs_is_that_of_a_loop_over_their_tokens(tmp_path, tokeniz
     assert task.loss(model, task.next_batch()).item() == pytest.approx(expected, rel=1e-10)
     task.loss(model, task.next_batch()).backward()
     assert all(parameter.grad.abs().max() > 0 for parameter in getattr(model, LORA).parameters())
+
+
+def test_prepared_preferences_are_not_read_to_describe_them(tokenizer):
+    class Prepared(Sequence):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, place):
+            raise AssertionError(f"record {place} was read")
+
+    found = PreferenceDataset(Prepared(), Prepared(), tokenizer)
+    assert found.files == []
+    assert found.summary.startswith("3 training")
 
 
 def test_batches_of_answers_sorted_by_their_label_have_both_kinds(tmp_path, tokenizer):

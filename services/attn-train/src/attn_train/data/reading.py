@@ -38,7 +38,8 @@ def names_in(shapes: Sequence[Shape]) -> set[str]:
 
 SEEN = ("image", "images")
 """Columns of images."""
-NAMES = frozenset(names_in((*CHATS, *PREFERENCES, *TEXTS, *PAIRS, *LABELS))).union(SEEN)
+_TALKS = (*CHATS, *PREFERENCES)
+NAMES = frozenset(names_in((*_TALKS, *TEXTS, *PAIRS, *LABELS))).union(SEEN)
 """The names of all columns of these shapes."""
 
 
@@ -123,7 +124,7 @@ class Reading:
         """Return what the shape of a row reads of it; raises `InvalidValue` for a row of no shape."""
         renamed = self.renamed(values)
         shape, found = shape_of(renamed, shapes, self.columns)
-        pictures = require_images(renamed) if shape in (*CHATS, *PREFERENCES) else require_texts(renamed)
+        pictures = require_images(renamed) if shape in _TALKS else require_texts(renamed)
         self.shapes[shape.name] += 1
         used = {*found.values(), *pictures}
         self.used |= set(map(self._written, used))

@@ -50,8 +50,8 @@ class PreferenceDataset(TokenDataset):
 
     @property
     def files(self) -> list[Path]:
-        """The images' files."""
-        return image_files(chats_in((*self.training, *self.validation)))
+        """The images' files; prepared preferences have none, and are not read for it."""
+        return [] if self.reader is None else image_files(chats_in((*self.training, *self.validation)))
 
     @property
     def summary(self) -> str:
