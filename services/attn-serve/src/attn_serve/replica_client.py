@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from attn_engine.client import EmbedTask, EngineLost, Streams, TextTask
 from attn_gateway import ReplicaTls
+from attn_gateway.waiting import answer
 from attn_schema import Embeddings, EngineStats
 
 from attn_serve import replica_messages as messages
@@ -68,7 +69,7 @@ class ReplicaClient:
         outputs: Any = self._channel.unary_stream(messages.OUTPUTS)
         call = outputs(b"", metadata=self._metadata)
         try:
-            first = await asyncio.wait_for(call.read(), OPEN_SECONDS)
+            first = await answer(call.read(), OPEN_SECONDS)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             await self._channel.close()
             raise EngineLost(f"replica {self.id} does not answer at {self.address.target}") from error
@@ -138,7 +139,7 @@ class ReplicaClient:
     async def _listen(self, call: Any) -> None:
         try:
             while True:
-                data = await asyncio.wait_for(call.read(), SILENCE_SECONDS)
+                data = await answer(call.read(), SILENCE_SECONDS)
                 if data is grpc.aio.EOF:
                     break
                 self._handle_outputs(data)

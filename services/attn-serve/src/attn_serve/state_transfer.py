@@ -19,6 +19,7 @@ import grpc.aio
 from attn_core.errors import OutOfCapacity, Unavailable, cleaning_up
 from attn_engine import PromptState
 from attn_gateway import ReplicaTls
+from attn_gateway.waiting import answer
 
 from attn_serve import replica_messages as messages
 from attn_serve.replica_messages import StateTicket
@@ -165,7 +166,7 @@ async def _parts(channel: grpc.aio.Channel, ticket: StateTicket) -> AsyncIterato
     call = fetch_state(ticket.key.encode())
     left = ticket.size
     while True:
-        part = await asyncio.wait_for(call.read(), READ_SECONDS)
+        part = await answer(call.read(), READ_SECONDS)
         if part is grpc.aio.EOF:
             return
         left -= len(part)

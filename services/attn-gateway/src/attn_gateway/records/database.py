@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuch
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from attn_gateway.records import schema_version, sqlite_file
+from attn_gateway.waiting import answer
 
 SQLITE_AWAY = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
@@ -128,8 +129,7 @@ class Database:
         if self._closed:
             raise self._failed(ConnectionError("it is closed"))
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+            return await answer(asyncio.get_running_loop().run_in_executor(self._threads, function), seconds)
         except TimeoutError:
             raise self._failed(TimeoutError(f"it has not answered within {seconds:g} seconds")) from None
 
