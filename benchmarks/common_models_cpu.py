@@ -94,7 +94,12 @@ def ids(count: int, first: int, vocabulary: int) -> list[int]:
     return [300 + first, *(7 + 13 * i % (vocabulary - 500) for i in range(1, count))]
 
 
-FORMS = {"auto": ("auto", "shared", 4.0), "int8": ("int8", "shared", 4.0), "auto, int8 rows": ("auto", "int8", 1.0)}
+FORMS = {
+    "auto": ("auto", "shared", 4.0),
+    "int8": ("int8", "shared", 4.0),
+    "auto, float16 rows": ("auto", "float16", 2.0),
+    "auto, int8 rows": ("auto", "int8", 1.0),
+}
 """The quantization of weights, the KV cache, and the bytes of a number in it, by the name of a form."""
 
 

@@ -24,7 +24,7 @@ from attn_engine import EngineConfig, Request, ScoringParams, build_engine
 from attn_models.loading import load_model
 from report import write_report
 
-CACHES = ("shared", "int8", "int4", "kivi4", "kivi")
+CACHES = ("shared", "float16", "int8", "int4", "kivi4", "kivi")
 
 
 def arguments() -> argparse.Namespace:

@@ -44,7 +44,7 @@ def test_rows_in_place_are_the_rows_that_are_handed_out(cache):
         contexts = [context + length for context, length in zip(contexts, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("cache", ["int8", "int4"])
+@pytest.mark.parametrize("cache", ["float16", "int8", "int4"])
 def test_codes_in_place_stand_for_the_rows_that_are_handed_out(cache):
     torch.manual_seed(0)
     specs = {"layer": {"kv": Paged({"key": Field((2, 64)), "value": Field((2, 32))}, window=9)}}
@@ -59,7 +59,9 @@ def test_codes_in_place_stand_for_the_rows_that_are_handed_out(cache):
     for name, rows in handed.fields.items():
         parts = {part: memory[found.kv_indices[0]] for part, memory in found.fields.items() if part.startswith(name)}
         codes = parts[f"{name}.codes"]
-        if cache == "int8":
+        if cache == "float16":
+            numbers = codes.float()
+        elif cache == "int8":
             numbers = codes * parts[f"{name}.scale"].float()[..., None]
         else:
             codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).float().unflatten(-1, (-1, 32))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attn_cache import KiviLayout
 from attn_cache.integer_codes import pack_bits, unpack_bits
-from attn_cache.quantization import Affine, Quantizer, Symmetric
+from attn_cache.quantization import Affine, Half, Quantizer, Symmetric
 from attn_core import Field
 from attn_core.errors import InvalidValue
 from hypothesis import given, settings
@@ -60,7 +60,7 @@ def test_what_is_coded_again_is_off_no_further_than_rounding(given_numbers, quan
     assert ((twice - once).abs() <= step / 2 * ROUNDING + once.abs().max() * 2**-10).all()
 
 
-@pytest.mark.parametrize("quantizer", [Symmetric(), Affine(2, 4), Affine(4, 32)])
+@pytest.mark.parametrize("quantizer", [Half(), Symmetric(), Affine(2, 4), Affine(4, 32)])
 @pytest.mark.parametrize("value", [0.0, 1.0, -7.25, 1e-30, 3e4])
 def test_a_group_of_equal_numbers_comes_back_without_a_division_by_nothing(quantizer, value):
     numbers = torch.full((2, 8), value)
@@ -68,7 +68,7 @@ def test_a_group_of_equal_numbers_comes_back_without_a_division_by_nothing(quant
     assert torch.allclose(back, numbers.double(), rtol=2**-10, atol=2**-24)
 
 
-@pytest.mark.parametrize("quantizer", [Symmetric(), Affine(2, 4), Affine(4, 4)])
+@pytest.mark.parametrize("quantizer", [Half(), Symmetric(), Affine(2, 4), Affine(4, 4)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_not_made_finite_and_harms_its_group_alone(quantizer, value):
     numbers = torch.ones(3, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_cache import Int4Cache, Int8Cache, Kivi4Cache, KiviCache, KiviLayout, SharedCache
+from attn_cache import Float16Cache, Int4Cache, Int8Cache, Kivi4Cache, KiviCache, KiviLayout, SharedCache
 from attn_core import Field, Paged, Slot
 from attn_core.errors import InvalidValue
 from attn_core.stores import StoreSize
@@ -14,7 +14,7 @@ from remembered import ragged
 
 BLOCK = 16
 SHORT_KIVI = KiviCache(KiviLayout(block=BLOCK, group=8))
-FAMILIES = [Int8Cache(), Int4Cache(), SHORT_KIVI, Kivi4Cache(KiviLayout(bits=4, block=BLOCK, group=4))]
+FAMILIES = [Float16Cache(), Int8Cache(), Int4Cache(), SHORT_KIVI, Kivi4Cache(KiviLayout(bits=4, block=BLOCK, group=4))]
 EVERY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 KV = {"layer": {"kv": Paged({"key": Field((2, 8)), "value": Field((2, 8))})}}
 MIXED = {
@@ -162,8 +162,9 @@ def test_a_full_store_of_codes_weighs_less_than_one_of_rows_by_what_is_promised(
     assert share < {"int8": 0.52, "int4": 0.32, "kivi": 0.33, "kivi4": 0.52}[family.name]
 
 
-def test_cl_55_int8_and_int4_weigh_what_a_calculation_by_hand_gives():
+def test_cl_55_codes_weigh_what_a_calculation_by_hand_gives():
     specs = {"layer": {"kv": Paged({"key": Field((3, 64)), "value": Field((3, 64))})}}
+    assert Float16Cache().bytes(specs, tokens=10, dtype="float32") == 10 * 2 * 3 * 64 * 2
     # Three heads of 64 codes and a float16 scale each; 32 bytes of codes and two groups of two float16 each.
     assert Int8Cache().bytes(specs, tokens=10, dtype="bfloat16") == 10 * 2 * 3 * (64 + 2)
     assert Int4Cache().bytes(specs, tokens=10, dtype="bfloat16") == 10 * 2 * 3 * (32 + 2 * 2 * 2)

@@ -117,7 +117,8 @@ def test_a_block_reads_and_writes_states_in_bfloat16():
         assert 0 < (one - other).norm() / other.norm() < 0.03
 
 
-def test_a_block_keeps_the_codes_that_the_cache_makes_of_its_rows():
+@pytest.mark.parametrize("cache", ["int8", "float16"])
+def test_a_block_keeps_the_codes_that_the_cache_makes_of_its_rows(cache):
     """Of tokens whose keys and values are ordinary, tiny, zero, no numbers, and too large for a scale."""
     torch.manual_seed(2)
     model = Decoder(DecoderConfig.from_plain(LLAMA | {"num_layers": 1})).eval()
@@ -135,7 +136,7 @@ def test_a_block_keeps_the_codes_that_the_cache_makes_of_its_rows():
         assert store.reserve(0, 6)
         return store.view(batch, [0])["blocks.0"]["kv"]
 
-    rows, codes, wanted = view_of("paged"), view_of("int8"), view_of("int8")
+    rows, codes, wanted = view_of("paged"), view_of(cache), view_of(cache)
     for view in (rows, codes):
         with torch.no_grad():
             assert model.stack.step(hidden.clone(), batch, [{"kv": view}]) is not None
@@ -144,8 +145,8 @@ def test_a_block_keeps_the_codes_that_the_cache_makes_of_its_rows():
     for name, memory in wanted.coded_in_place().fields.items():
         kept = coded.fields[name][coded.slot_mapping]
         torch.testing.assert_close(kept, memory[coded.slot_mapping], rtol=0, atol=0, equal_nan=True)
-    scales = coded.fields["key.scale"][coded.slot_mapping]
-    assert [bool(row.isfinite().all()) for row in scales] == [True] * 4 + [False] * 2
+    kept = coded.fields["key.scale" if cache == "int8" else "key.codes"][coded.slot_mapping]
+    assert [bool(row.isfinite().all()) for row in kept] == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
@@ -181,7 +182,10 @@ def rows_of(model, tokens, chunks, cache="paged", dtype="float32"):
     return torch.cat(found)
 
 
-@pytest.mark.parametrize(("cache", "dtype"), [("paged", "float32"), ("paged", "bfloat16"), ("int8", "float32")])
+@pytest.mark.parametrize(
+    ("cache", "dtype"),
+    [*[("paged", "float32"), ("paged", "bfloat16")], *[("int8", "float32"), ("float16", "float32")]],
+)
 @pytest.mark.parametrize("name", [*BLOCKS, "wide"])
 def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, cache, dtype):
     model = packed(WIDE if name == "wide" else BLOCKS[name])

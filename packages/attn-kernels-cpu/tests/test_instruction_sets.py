@@ -78,7 +78,7 @@ def hidden_rows(fields, weights, dtype, cache):
     ("weights", "dtype", "cache"),
     [
         *[("int8", "float32", "paged"), ("int4", "bfloat16", "paged")],
-        *[("float32", "bfloat16", "paged"), ("float32", "float32", "int8")],
+        *[("float32", "bfloat16", "paged"), ("float32", "float32", "int8"), ("float32", "float32", "float16")],
     ],
 )
 @pytest.mark.parametrize("name", HEADS)

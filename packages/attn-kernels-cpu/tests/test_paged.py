@@ -56,7 +56,10 @@ class Texts:
             query, key, value = (torch.cat(each) for each in zip(*parts, strict=True))
             view = store.view(batch, range(len(self.rows)))["layer"]["kv"]
             view.append({"key": key, "value": value})
-            requests, rows = tuple(asked(batch)), view.coded_in_place() if cache == "int8" else view.in_place()
+            requests, rows = (
+                tuple(asked(batch)),
+                (view.in_place if cache in ("paged", "contiguous") else view.coded_in_place)(),
+            )
             operands = PagedAttentionInputs(query=query, batch=batch, rows=rows, requests=requests)
             out = torch.split(CpuPaged().run(self.spec, operands), list(lengths))
             assert out[0].shape[1:] == (heads.query, heads.value_size)
@@ -113,8 +116,11 @@ def in_codes(rows):
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize(
     ("cache", "dtype", "rounding"),
-    [("paged", "bfloat16", lambda rows: rows.bfloat16().float()), ("int8", "float32", in_codes)],
-    ids=["bfloat16", "int8"],
+    [
+        *[("paged", "bfloat16", lambda rows: rows.bfloat16().float()), ("int8", "float32", in_codes)],
+        ("float16", "float32", lambda rows: rows.half().float()),
+    ],
+    ids=["bfloat16", "int8", "float16"],
 )
 def test_rows_of_fewer_bits_are_read_as_the_numbers_that_they_stand_for(cache, dtype, rounding, window):
     given = texts(window)

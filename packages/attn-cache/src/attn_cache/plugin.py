@@ -7,7 +7,7 @@ from typing import ClassVar
 from attn_core import CacheFamily, Paged, Slot, hookimpl
 from attn_core.stores import ModelSpecs, StateStore, StoreSize
 
-from attn_cache.quantization import Affine, KiviLayout, Quantizer, Symmetric, quantized_specs
+from attn_cache.quantization import Affine, Half, KiviLayout, Quantizer, Symmetric, quantized_specs
 
 
 class ContiguousCache(CacheFamily):
@@ -78,6 +78,15 @@ class QuantizedRowsCache(SharedCache):
     def room(self, specs: ModelSpecs, size: StoreSize) -> int:
         """See `SharedCache.room`."""
         return super().room(quantized_specs(specs, self.quantizer), size)
+
+
+class Float16Cache(QuantizedRowsCache):
+    """Two bytes per number: what llama.cpp keeps by default."""
+
+    name = "float16"
+    summary = "Like shared, with rows rounded to float16: half the bytes of float32."
+    quantizer = Half()
+    loss = 0.0005
 
 
 class Int8Cache(QuantizedRowsCache):
@@ -161,4 +170,5 @@ class Kivi4Cache(KiviCache):
 @hookimpl
 def attn_caches() -> list[CacheFamily]:
     """Every cache family of this package."""
-    return [ContiguousCache(), PagedCache(), SharedCache(), Int8Cache(), Int4Cache(), KiviCache(), Kivi4Cache()]
+    rows = [Float16Cache(), Int8Cache(), Int4Cache()]
+    return [ContiguousCache(), PagedCache(), SharedCache(), *rows, KiviCache(), Kivi4Cache()]

@@ -45,6 +45,28 @@ class Quantizer(Protocol):
 
 
 @dataclass(frozen=True)
+class Half:
+    """Rounding to the nearest float16: the error of a number from 6e-5 to 65504 is at most 1/2048 of it."""
+
+    @property
+    def form(self) -> str | None:
+        """See `Quantizer.form`."""
+        return "float16"
+
+    def parts(self, shape: tuple[int, ...]) -> dict[str, Field]:
+        """`codes` [..., channels], float16."""
+        return {"codes": Field(shape, "float16")}
+
+    def encode(self, numbers: Tensor) -> dict[str, Tensor]:
+        """See `Quantizer.encode`; numbers beyond 65504 become infinite."""
+        return {"codes": numbers.half()}
+
+    def decode(self, parts: Fields, size: int, into: dtype) -> Tensor:  # noqa: ARG002  one code per number
+        """See `Quantizer.decode`."""
+        return parts["codes"].to(into)
+
+
+@dataclass(frozen=True)
 class Symmetric:
     """Symmetric int8 quantization with one scale for the whole last axis: x = scale * code, |code| <= 127.
 

@@ -1,4 +1,4 @@
-"""A paged KV cache that quantizes every row on its own (int8, int4): a row is encoded once, when it is written."""
+"""A paged KV cache that encodes every row on its own (float16, int8, int4), once, when it is written."""
 
 from __future__ import annotations
 

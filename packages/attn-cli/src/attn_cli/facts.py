@@ -29,7 +29,7 @@ MIXED_STEP = "step with prompts"
 QUERY_LENGTHS = {DECODE_STEP: 1, MIXED_STEP: 2}
 """The number of tokens of a request from which on a step is of this kind."""
 
-CACHE_FORMS = ("plain", "int8", "int4", "latent")
+CACHE_FORMS = ("plain", "float16", "int8", "int4", "latent")
 """The forms in which caches store rows; see `attn_core.kernels.attend.paged_problem`."""
 
 

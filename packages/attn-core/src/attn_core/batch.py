@@ -187,7 +187,8 @@ class RowsInPlace:
     which the kernel writes instead of calling `append`; `kv_indices` [requests, longest], int64, are each request's
     rows in order of position, this step's included, from position `firsts[request]` on, followed by arbitrary numbers.
 
-    `form` is "plain" where rows are stored as they were given. In "int8" a field x is stored as `x.codes` [rows, ...,
+    `form` is "plain" where rows are stored as they were given. In "float16" a field x is stored as `x.codes`, the
+    nearest float16 numbers. In "int8" a field x is stored as `x.codes` [rows, ...,
     size] and `x.scale` [rows, ...], x = scale · code; in "int4" as `x.codes`, two to a byte, the first in the lower
     half, and `x.step` and `x.low` [rows, ..., size / 32], x = low + step · code.
     """

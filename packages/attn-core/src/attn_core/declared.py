@@ -19,7 +19,7 @@ from attn_core.mechanism import Capability, Mechanism, replay_state
 from attn_core.spec import AttentionSpec
 from attn_core.states import Field, Paged, Slot, Source, StateSpec, StateSpecs
 
-IN_PLACE = ("plain", "int8", "int4")
+IN_PLACE = ("plain", "float16", "int8", "int4")
 """The forms of cached rows (`RowsInPlace.form`) that a step of a spec can read in place."""
 
 

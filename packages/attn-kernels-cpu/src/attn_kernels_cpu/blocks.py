@@ -78,7 +78,7 @@ class CpuBlock(BlockKernel):
 
 class CpuPaged(PagedAttendKernel):
     """Causal attention, in a window or not, of float32 queries to cached keys and values, which are not copied: in
-    float32, bfloat16, or int8 codes."""
+    float32, bfloat16, float16, or int8 codes."""
 
     name = "cpu_paged"
     summary = "attention over a paged KV cache, read in place, in C++"
@@ -91,7 +91,7 @@ class CpuPaged(PagedAttendKernel):
         "value_size": Anything(),
         "query_heads": Anything(),
         "key_value_heads": Anything(),
-        "rows": OneOf("plain", "int8"),
+        "rows": OneOf("plain", "int8", "float16"),
         "dtype": OneOf("float32"),
         "device": OneOf("cpu"),
         "batch_invariant": Anything(),

@@ -17,6 +17,10 @@ from torch import Tensor
 from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.library import LatentAttentionStruct, MemoryStruct, PagedAttentionStruct, library
 
+MEMORY = {"plain": ("float32", "bfloat16"), "int8": ("int8",), "float16": ("float16",)}
+"""The dtypes of rows that the kernels read, by `RowsInPlace.form`."""
+NUMBERS = {name: FORMS[name].number for name in ("float32", "bfloat16", "int8")} | {"float16": 12}
+"""`Format` of native/simd.hpp by the dtype of rows."""
 Seen = tuple[Tensor, Tensor, Tensor]
 """The numbers of cache rows, and for each token the first of its own among them and how many they are."""
 
@@ -60,17 +64,16 @@ class Memory:
 
     def of(self, rows: RowsInPlace) -> MemoryStruct | None:
         """The struct; None for a form, dtype or layout that the kernels do not support."""
-        coded = rows.form == "int8"
+        coded = rows.form != "plain"
         memory = rows.fields.get(f"{self._field}.codes" if coded else self._field)
         if memory is None or self._last() is memory:
             return None if memory is None else self._struct
         dtype = str(memory.dtype).removeprefix("torch.")
-        known = dtype == "int8" if coded else dtype in ("float32", "bfloat16")
-        readable = known and memory.ndim in {2, 3} and memory.stride(-1) == 1
+        readable = dtype in MEMORY[rows.form] and memory.ndim in {2, 3} and memory.stride(-1) == 1
         at = memory.data_ptr(), memory.stride(0), memory.stride(1) if memory.ndim == 3 else 0
-        scales = rows.fields[f"{self._field}.scale"] if coded else None
+        scales = rows.fields.get(f"{self._field}.scale")
         scaled = () if scales is None else (scales.data_ptr(), *scales.stride())
-        self._struct = MemoryStruct(*at, FORMS[dtype].number, *scaled) if readable else None
+        self._struct = MemoryStruct(*at, NUMBERS[dtype], *scaled) if readable else None
         self._last = ref(memory)
         return self._struct
 
@@ -94,7 +97,7 @@ def attend(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
     one, other = (Memory(name).of(operands.rows) for name in (("latent", rest) if latent else ("key", "value")))
     if one is None or other is None or one.format != other.format:
         given = {name: field.dtype for name, field in operands.rows.fields.items()}
-        raise InvalidValue.of("cache", given, "float32 or bfloat16 rows [rows, heads, size], or int8 codes")
+        raise InvalidValue.of("cache", given, "rows [rows, heads, size] in float32, bfloat16, float16 or int8")
     memory = query.data_ptr(), out.data_ptr(), one, other
     tokens = numbers.data_ptr(), start.data_ptr(), count.data_ptr(), len(query), torch.get_num_threads()
     struct: ctypes.Structure

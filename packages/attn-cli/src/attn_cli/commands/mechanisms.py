@@ -17,6 +17,7 @@ from attn_schema.output import Json, note, print_json, print_rows, waiting
 
 from attn_cli.equations import as_text as equation_text
 from attn_cli.facts import (
+    CACHE_FORMS,
     describe,
     padding_statement,
     paged_verdicts,
@@ -150,7 +151,7 @@ def explain_command(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Explain a serving step that reads KV cache rows of this form in place: plain, int8, int4 or latent."
+            help=f"Explain a serving step that reads KV cache rows of this form in place: {', '.join(CACHE_FORMS)}."
         ),
     ] = None,
     form: Annotated[

@@ -24,6 +24,7 @@ template <class Run>
 static inline void with_element(const Memory& memory, Run run) {
   if (memory.format == FLOAT32) return run(float());
   if (memory.format == INT8) return run(int8_t());
+  if (memory.format == FLOAT16) return run(Half());
   run(uint16_t());
 }
 

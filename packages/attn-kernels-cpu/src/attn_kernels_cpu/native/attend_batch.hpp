@@ -123,7 +123,7 @@ static void attend_in_tiles(const Attention& a, Tile tile, int shared) {
 template <class Element>
 static void attend_some(const Attention& a, Tile tile, int shared, int heads) {
 #ifdef TILE_REGISTERS
-  if constexpr (!std::is_same_v<Element, int8_t>)
+  if constexpr (std::is_same_v<Element, float> || std::is_same_v<Element, uint16_t>)
     if (a.parts) {
       for (int h = shared; h < shared + heads; h++)
         if (a.parts == 1)

@@ -6,7 +6,7 @@
 #include "attend.hpp"
 
 constexpr int KEYS_TOGETHER = 32;  // the keys that are transposed at once, a multiple of sixteen
-constexpr int FETCHED_AHEAD = 32;  // rows of the cache are fetched so many rows before their turn
+constexpr int FETCHED_AHEAD = 16;  // rows of the cache are fetched so many rows before their turn
 constexpr int NEAR_ROWS = 64;      // the most rows of values that all rows of a tile are mixed with together
 constexpr int NEAR_FLOATS = 16 * 1024;  // the most floats of them, for all heads, to stay in the L2 cache beside the weights
 
@@ -31,27 +31,44 @@ static inline void fetch_row(const Element* at, int size) {
   for (int d = 0; d < size; d += 64 / sizeof(Element)) __builtin_prefetch(at + d, 0, 3);
 }
 
-// Transposes sixteen cached keys [16, size] of a head into `transposed` [size, 16]; the last of `here` keys is repeated.
-template <class Element>
-static inline void transpose_keys(const Memory& key, int head, const int64_t* numbers, int here, int size, float* transposed) {
+// Transposes sixteen cached keys [16, size] of a head and calls `take` with each element of them, in order; the last of
+// `left` keys is repeated. Later keys are fetched meanwhile.
+template <class Element, class Take>
+static inline void transpose_keys(const Memory& key, int head, const int64_t* numbers, int left, int size, Take take) {
   constexpr bool CODES = std::is_same_v<Element, int8_t>;
-  const Element* keys[16];
+  const Element *keys[16], *later[16];
   uint16_t halves[16];
   for (int i = 0; i < 16; i++) {
-    const int64_t number = numbers[std::min(i, here - 1)];
+    const int64_t number = numbers[std::min(i, left - 1)];
     keys[i] = key.of<Element>(number, head);
+    later[i] = key.of<Element>(numbers[std::min(i + FETCHED_AHEAD, left - 1)], head);
     if (CODES) halves[i] = key.scale(number, head);
   }
   const Floats scales = CODES ? load_halves(halves) : all(1.0f);
   for (int d = 0; d < size; d += 16) {
     Floats lanes[16];
-    for (int i = 0; i < 16; i++) lanes[i] = load16(keys[i] + d);
+    for (int i = 0; i < 16; i++) {
+      lanes[i] = load16(keys[i] + d);
+      if (d % (64 / sizeof(Element)) == 0) __builtin_prefetch(later[i] + d, 0, 3);
+    }
     transpose16(lanes);
     for (int i = 0; i < 16; i++) {
       if constexpr (CODES) lanes[i] = lanes[i] * scales;
-      store16(transposed + (d + i) * 16, lanes[i]);
+      take(d + i, lanes[i]);
     }
   }
+}
+
+// Scores of ROWS queries with sixteen cached keys, of which `left` are left; the sums are those of `score_rows`.
+template <class Element, int ROWS>
+static inline void score_cached(const float* queries, const Memory& key, int head, const int64_t* numbers, int left, int size,
+                                float scale, float* out, int stride) {
+  Floats sums[ROWS];
+  for (int r = 0; r < ROWS; r++) sums[r] = all(0.0f);
+  transpose_keys<Element>(key, head, numbers, left, size, [&](int d, Floats lanes) {
+    for (int r = 0; r < ROWS; r++) sums[r] = fmadd(all(queries[r * size + d]), lanes, sums[r]);
+  });
+  for (int r = 0; r < ROWS; r++) store16(out + (size_t)r * stride, sums[r] * all(scale));
 }
 
 // Scores of ROWS queries with PANELS times sixteen keys. Each is one chain of sums over the elements of a head.
@@ -134,6 +151,9 @@ struct TileRoom {
   std::vector<float> queries, transposed, values, weights, out;
   std::vector<Span> spans, some;
   int heads, stride, near;
+
+  // Whether all rows are of one token and computed together: each key and value is read once, so that none is copied.
+  bool once() const { return (int)spans.size() <= Shape::MIXED_ROWS && spans[0].last == spans.back().last; }
 };
 
 // Scores of all rows and heads with some cached keys, from `j` on; all heads of a key are read before the next keys, as they lie together.
@@ -141,33 +161,87 @@ template <class Element>
 static void score_keys(const Memory& key, int shared, const int64_t* numbers, int j, int count, int size, float scale, TileRoom& room) {
   const int rows = room.spans.size();
   for (int h = 0; h < room.heads; h++) {
-    for (int i = j + FETCHED_AHEAD; i < std::min(j + FETCHED_AHEAD + KEYS_TOGETHER, count); i++)
-      fetch_row(key.of<Element>(numbers[i], shared + h), size);
+    const float* query = room.queries.data() + (size_t)h * rows * size;
+    if (room.once()) {
+      some_rows(rows, [&](auto many) {
+        for (int k = j; k < std::min(j + KEYS_TOGETHER, count); k += 16)
+          score_cached<Element, decltype(many)::value>(query, key, shared + h, numbers + k, count - k, size, scale,
+                                                       room.weights.data() + (size_t)h * rows * room.stride + k, room.stride);
+      });
+      continue;
+    }
     for (int k = 0; k < KEYS_TOGETHER; k += 16) {
       const int first = std::min(j + k, count - 1);
-      transpose_keys<Element>(key, shared + h, numbers + first, std::min(16, count - first), size, room.transposed.data() + k * size);
+      float* to = room.transposed.data() + k * size;
+      transpose_keys<Element>(key, shared + h, numbers + first, count - first, size,
+                              [&](int d, Floats lanes) { store16(to + d * 16, lanes); });
     }
     for (int r = 0; r < rows;)
       r += some_rows(rows - r, [&](auto many) {
         constexpr int ROWS = decltype(many)::value, PANELS = std::min(panels_of<ROWS>, KEYS_TOGETHER / 16);
         const int row = h * rows + r;
         for (int k = 0; k < KEYS_TOGETHER && j + k < room.spans[r + ROWS - 1].last; k += PANELS * 16)
-          score_rows<ROWS, PANELS>(room.queries.data() + row * size, room.transposed.data() + k * size, size, scale,
+          score_rows<ROWS, PANELS>(query + r * size, room.transposed.data() + k * size, size, scale,
                                    room.weights.data() + (size_t)row * room.stride + j + k, room.stride);
       });
   }
 }
 
-// Copies a cached row of a head as floats.
+// A cached row of a head, read as floats.
 template <class Element>
-static inline void copy_row(const Memory& memory, int64_t number, int head, int size, float* to, Element) {
-  const Element* row = memory.of<Element>(number, head);
-  if constexpr (std::is_same_v<Element, int8_t>) {
-    const Floats scale = all(float_of_half(memory.scale(number, head)));
-    for (int d = 0; d < size; d += 16) store16(to + d, load16(row + d) * scale);
-  } else {
-    for (int d = 0; d < size; d += 16) store16(to + d, load16(row + d));
+struct CachedRow {
+  const Element* at;
+  Floats scale;
+
+  CachedRow(const Memory& memory, int64_t number, int head) : at(memory.of<Element>(number, head)) {
+    if constexpr (std::is_same_v<Element, int8_t>) scale = all(float_of_half(memory.scale(number, head)));
   }
+  Floats operator()(int d) const {
+    if constexpr (std::is_same_v<Element, int8_t>) return load16(at + d) * scale;
+    return load16(at + d);
+  }
+};
+
+// Like `mix_panels`, of the cached values of a head, from element `d` on, which are not copied first.
+template <class Element, int ROWS, int PANELS>
+static inline void mix_cached(const float* weights, int stride, const Memory& value, int head, const int64_t* numbers, int count,
+                              int left, int d, int size, float* out) {
+  Floats sum[ROWS][PANELS];
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) sum[r][p] = load16(out + r * size + d + p * 16);
+  for (int j = 0; j < count; j++) {
+    const CachedRow<Element> row(value, numbers[j], head);
+    const Element* later = value.of<Element>(numbers[std::min(j + FETCHED_AHEAD, left - 1)], head) + d;
+    Floats values[PANELS];
+    for (int p = 0; p < PANELS; p++) {
+      values[p] = row(d + p * 16);
+      if (p * 16 % (64 / sizeof(Element)) == 0) __builtin_prefetch(later + p * 16, 0, 3);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      const Floats weight = all(weights[(size_t)r * stride + j]);
+      for (int p = 0; p < PANELS; p++) sum[r][p] = fmadd(weight, values[p], sum[r][p]);
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) store16(out + r * size + d + p * 16, sum[r][p]);
+}
+
+// Mixes all rows of one token with some cached values, from `first` on.
+template <class Element>
+static void mix_once(const Memory& value, int shared, const int64_t* numbers, int first, int count, int size, TileRoom& room) {
+  const int rows = room.spans.size(), some = std::min(room.near, count - first);
+  for (int h = 0; h < room.heads; h++)
+    some_rows(rows, [&](auto many) {
+      constexpr int ROWS = decltype(many)::value, PANELS = panels_of<ROWS>;
+      const float* weights = room.weights.data() + (size_t)h * rows * room.stride + first;
+      float* out = room.out.data() + h * rows * size;
+      int d = 0;
+      for (; d + PANELS * 16 <= size; d += PANELS * 16)
+        mix_cached<Element, ROWS, PANELS>(weights, room.stride, value, shared + h, numbers + first, some, count - first, d, size, out);
+      for (; d < size; d += 16)
+        mix_cached<Element, ROWS, 1>(weights, room.stride, value, shared + h, numbers + first, some, count - first, d, size, out);
+    });
 }
 
 // Mixes all rows and heads with some cached values, from `first` on: rows of a cache are far apart, often by a power of
@@ -182,7 +256,9 @@ static void mix_values(const Memory& value, int shared, const int64_t* numbers, 
   for (int j = first; j < last; j++)
     for (int h = 0; h < room.heads; h++) {
       if (j + FETCHED_AHEAD < count) fetch_row(value.of<Element>(numbers[j + FETCHED_AHEAD], shared + h), size);
-      copy_row(value, numbers[j], shared + h, size, room.values.data() + h * apart + (j - first) * size, Element());
+      const CachedRow<Element> row(value, numbers[j], shared + h);
+      float* to = room.values.data() + h * apart + (j - first) * size;
+      for (int d = 0; d < size; d += 16) store16(to + d, row(d));
     }
   for (int h = 0; h < room.heads; h++)
     mix_some(room.weights.data() + (size_t)h * rows * room.stride, room.stride, room.values.data() + h * apart, first, room.some.data(),
@@ -208,5 +284,6 @@ static void attend_rows(const Memory& key, const Memory& value, int shared, cons
     const Span seen = room.spans[r % rows];
     softmax_row(room.weights.data() + (size_t)r * room.stride + seen.first, seen.last - seen.first, exact);
   }
-  for (int j = 0; j < count; j += room.near) mix_values<Element>(value, shared, numbers, j, count, size, room);
+  const auto mix = room.once() ? mix_once<Element> : mix_values<Element>;
+  for (int j = 0; j < count; j += room.near) mix(value, shared, numbers, j, count, size, room);
 }

@@ -93,7 +93,7 @@ static inline void place_token(float* row, const Block& b, const LayerStep& s, i
 }
 
 static Attention attention_of(const Block& b, const LayerStep& s, Rows rows) {
-  const bool tiles = tiles_allowed() && s.key.format != INT8 && !s.composed;
+  const bool tiles = tiles_allowed() && (s.key.format == FLOAT32 || s.key.format == BFLOAT16) && !s.composed;
   return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, s.composed != 0, tiles ? b.parts : 0};
 }
 

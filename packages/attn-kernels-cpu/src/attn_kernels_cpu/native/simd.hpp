@@ -19,7 +19,8 @@ enum Format : int32_t {
   Q4_K = 8,
   Q6_K = 9,
   INT4_ZEROS = 10,  // that of GPTQ and AWQ: a step and a zero point
-  JOINED = 11       // several layers, in any formats, whose outputs are concatenated
+  JOINED = 11,      // several layers, in any formats, whose outputs are concatenated
+  FLOAT16 = 12      // of cached rows
 };
 
 #if defined(__AVX512VNNI__)
@@ -33,6 +34,17 @@ enum Format : int32_t {
 #endif
 
 static inline Floats load16(const int8_t* at) { return floats_of(load_bytes(at)); }
+
+// A float16; an uint16_t is a bfloat16.
+struct Half {
+  uint16_t bits;
+};
+static inline Floats load16(const Half* at) { return load_halves(&at->bits); }
+static inline void store16(Half* at, Floats values) {
+  float lanes[16];
+  store16(lanes, values);
+  for (int i = 0; i < 16; i++) at[i].bits = half_of(lanes[i]);
+}
 
 // e^x, accurate to 2 units in the last place; 0 for -inf, and NaN stays NaN.
 static inline Floats exp16(Floats x) {

@@ -222,7 +222,7 @@ def rounded(length: int) -> int:
     return 1 << (length - 1).bit_length() if length else 0
 
 
-PLAIN, CODED = ("plain",), ("int8", "int4")
+PLAIN, CODED = ("plain",), ("float16", "int8", "int4")
 """The forms of rows that the methods `in_place` and `coded_in_place` of a view return; see `RowsInPlace`."""
 
 
