@@ -22,7 +22,7 @@ from typing import Any
 import grpc.aio
 from attn.v1 import common_pb2, inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_gateway.gc_heap import freeze_gc_heap
+from attn_gateway.standstills import freeze_gc_heap
 from overload import request, server
 from report import write_report
 

@@ -51,7 +51,7 @@ asyncio.run(run())
 TELL = """
 import json, sys
 from pathlib import Path
-from attn_gateway.gc_heap import GcHeap
+from attn_gateway.standstills import GcHeap
 
 folder = Path(sys.argv[1])
 
@@ -72,7 +72,7 @@ def test_what_was_there_at_the_start_is_not_collected_again(program: str, home: 
 
 
 FROZEN = """
-from attn_gateway.gc_heap import freeze_gc_heap
+from attn_gateway.standstills import freeze_gc_heap
 
 class Cycle:
     def __init__(self):

@@ -20,11 +20,11 @@ from attn_core.plugins.loader import PluginStatus
 
 from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway, probe
-from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ready_file import ReadyFile
 from attn_gateway.records.database import Database, database_url
 from attn_gateway.service import HttpServer, ServesModels, Service
 from attn_gateway.settings import GatewaySettings
+from attn_gateway.standstills import freeze_gc_heap
 
 log = structlog.get_logger()
 

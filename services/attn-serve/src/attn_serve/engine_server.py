@@ -27,7 +27,7 @@ from attn_engine.host.rank_processes import RankProcesses
 from attn_engine.host.ranks import RankGroup
 from attn_engine.in_process import InProcess
 from attn_gateway import ReplicaTls
-from attn_gateway.gc_heap import freeze_gc_heap
+from attn_gateway.standstills import freeze_gc_heap
 from attn_schema import EngineConfig
 from attn_schema.child_process import Parent
 

@@ -11,8 +11,8 @@ from typing import Any
 from attn_core.errors import AttnError, InternalError
 from attn_engine.host.ranks import RankGroup, RankTask, run_rank
 from attn_gateway import ReplicaTls
-from attn_gateway.gc_heap import freeze_gc_heap
 from attn_gateway.ray_gpus import gpu_request, known_gpus
+from attn_gateway.standstills import freeze_gc_heap
 from attn_schema import EngineConfig
 
 from attn_serve.engine_server import EngineServer, exit_without_rank

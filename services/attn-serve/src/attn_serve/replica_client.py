@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from attn_engine.client import EmbedTask, EngineLost, Streams, TextTask
 from attn_gateway import ReplicaTls
-from attn_gateway.waiting import answer
+from attn_gateway.standstills import answer
 from attn_schema import Embeddings, EngineStats
 
 from attn_serve import replica_messages as messages

@@ -19,7 +19,7 @@ import grpc.aio
 from attn_core.errors import OutOfCapacity, Unavailable, cleaning_up
 from attn_engine import PromptState
 from attn_gateway import ReplicaTls
-from attn_gateway.waiting import answer
+from attn_gateway.standstills import answer
 
 from attn_serve import replica_messages as messages
 from attn_serve.replica_messages import StateTicket

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, NoSuch
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from attn_gateway.records import schema_version, sqlite_file
-from attn_gateway.waiting import answer
+from attn_gateway.standstills import answer
 
 SQLITE_AWAY = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,

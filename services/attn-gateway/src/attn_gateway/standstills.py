@@ -1,4 +1,4 @@
-"""Excludes the objects that exist at the start of a server from Python's garbage collection.
+"""Standstills of a server's process: garbage collection makes fewer, and none is taken for the silence of others.
 
 A full collection traverses every object that may be part of a cycle, and blocks the process meanwhile. A server has
 some hundred thousand such objects from its imports alone, which takes 200 ms, in which every stream stalls. A burst of
@@ -7,9 +7,17 @@ short requests creates enough new objects for a full collection about every seco
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from math import ceil
+from typing import TypeVar
+
+SLICE_SECONDS = 0.25
+"""The most that one standstill of this process counts for `answer`."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,3 +45,21 @@ def freeze_gc_heap() -> GcHeap:
     atexit.unregister(gc.unfreeze)
     atexit.register(gc.unfreeze)
     return GcHeap.now()
+
+
+async def answer(awaitable: Awaitable[T], seconds: float) -> T:
+    """Wait for a result; raises `TimeoutError`, and cancels what is awaited, after `seconds` of this event loop.
+
+    A process may be stopped or get no processor for longer than that: `asyncio.timeout` gives up then even if the
+    result has come. Here a standstill counts `SLICE_SECONDS`, however long it was.
+    """
+    future = asyncio.ensure_future(awaitable)
+    slices = ceil(seconds / SLICE_SECONDS)
+    try:
+        for _ in range(slices):
+            done, _ = await asyncio.wait({future}, timeout=seconds / slices)
+            if done:
+                return future.result()
+        raise TimeoutError
+    finally:
+        future.cancel()

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from attn_gateway.waiting import answer
+from attn_gateway.standstills import answer
 
 
 async def test_an_answer_that_comes_soon_after_a_standstill_of_this_process_is_in_time() -> None:
