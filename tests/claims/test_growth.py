@@ -46,7 +46,7 @@ QUADRATIC = (
     "local_p", "location", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "parallax", "positions_added",
     "positions_concatenated", "qk_l2_norm", "qk_norm", "relative_bias", "rope", "sampled", "shaw", "sigmoid", "sink",
     "soft_cap", "softmax_one", "sparsemax", "stick_breaking", "t5_bias", "visual_hard", "visual_soft",
-    "wall",
+    "selective", "wall",
 )
 LINEAR = (
     "comba", "deltanet", "efficient", "gated_deltanet", "gated_deltanet2", "gated_deltaproduct", "gla", "kda",
