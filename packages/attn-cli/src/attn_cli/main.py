@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import os
@@ -210,17 +209,12 @@ def main() -> None:
     """
     began = time.perf_counter()
     set_verbosity(Verbosity.NORMAL)
-    checks = sys.argv[1:2] == ["check"]
-    if checks:  # It ends soon, and looking for garbage among the objects of a compiler takes half a second.
+    if sys.argv[1:2] == [
+        "check"
+    ]:  # It ends soon, and looking for garbage among a compiler's objects takes half a second.
         gc.disable()
     try:
         application()()
-    except SystemExit as end:
-        code = end.code or 0
-        if checks and isinstance(code, int):  # else Python takes a second to free the modules of torch's compiler
-            sys.stdout.flush()
-            atexit.register(os._exit, code)
-        raise
     except KeyboardInterrupt:
         sys.exit(130)
     except AttnError as error:
