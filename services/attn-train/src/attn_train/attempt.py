@@ -58,7 +58,10 @@ class TrainingStarted:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The worker finished a step or an evaluation batch. Sent every few seconds and not recorded."""
+    """The worker finished a step or an evaluation batch, or is now in what `doing` says. Sent every few seconds, and
+    when `doing` changes; not recorded."""
+
+    doing: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, UserError
 from attn_schema.on_policy import OnPolicyConfig
 
+from attn_train.doing import doing
+
 FIELD = "config.on_policy.reward_funcs"
 GIVEN = ("prompts", "completions", "completion_ids")
 """The parameters of reward functions that are no columns."""
@@ -63,10 +65,11 @@ class RewardFunction:
 
         Raises `RewardFailed`, with the completion at fault, if the function raises or returns anything else.
         """
-        try:
-            found = self._called(scored)
-        except (Exception, SystemExit) as error:
-            raise self._failed(scored, error) from error
+        with doing(f"the reward {self.name!r}"):
+            try:
+                found = self._called(scored)
+            except (Exception, SystemExit) as error:
+                raise self._failed(scored, error) from error
         count = len(scored.completions)
         if not isinstance(found, list) or len(found) != count:
             given = f"{len(found)} rewards" if isinstance(found, list) else repr(found)[:200]

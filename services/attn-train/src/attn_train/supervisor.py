@@ -82,6 +82,7 @@ class Supervisor:
         self._why = SERVER_STOPS
         self._claimed = False
         self._last_message: tuple[int, float] | None = None
+        self._doing = ""
         self._metrics: JobMetrics | None = None
 
     def run(self) -> None:
@@ -120,6 +121,7 @@ class Supervisor:
         if not isinstance(message, LogLine | Stalled):
             self._last_message = attempt, time.monotonic()
         if isinstance(message, Heartbeat):
+            self._doing = message.doing
             return
         try:
             self._with_database(lambda: self._record(attempt, message))
@@ -184,7 +186,7 @@ class Supervisor:
                 lambda message: self.receive(attempt, message),
                 lambda outcome: self._inbox.put((attempt, outcome)),
             )
-        except OSError as error:
+        except (OSError, Unavailable) as error:
             return Lost(error=JobError.of(Unavailable(f"the workers could not be started: {error}")))
         return self._outcome(attempt, worker)
 
@@ -223,8 +225,9 @@ class Supervisor:
                 return Stopped(stop=Stop.DISCARD)
             if self._is_stuck(attempt):
                 worker.kill()
-                stuck = Unavailable(f"the worker sent nothing for {self._settings.stall_timeout:g} seconds")
-                return Lost(error=JobError.of(stuck))
+                seconds = f"{self._settings.stall_timeout:g} seconds"
+                silent = f"{self._doing} did not return for" if self._doing else "the worker sent nothing for"
+                return Lost(error=JobError.of(Unavailable(f"{silent} {seconds}")))
 
     def _write_metrics(self) -> None:
         """Export new metrics from the job's records."""

@@ -38,6 +38,7 @@ from attn_train.attempt import (
 from attn_train.base_model import load_base
 from attn_train.checkpoint import Saved
 from attn_train.data.load import data_digest, load_dataset
+from attn_train.doing import doing, now, telling
 from attn_train.model import configured
 from attn_train.object_checkpoints import checkpoints_of
 from attn_train.process_group import Group
@@ -73,9 +74,11 @@ def work(
     `flush` returns once all messages sent have been recorded. Errors become the outcome and are not raised.
     """
     layout, group = Layout(assignment.home), group or Group()
+    reporter = MessageReporter(send, flush)
     try:
-        with exclusive(layout.worker_lock(assignment.job_id), LOCK_SECONDS) if group.leads else nullcontext():
-            return _train(assignment, MessageReporter(send, flush), stop, group)
+        locked = exclusive(layout.worker_lock(assignment.job_id), LOCK_SECONDS) if group.leads else nullcontext()
+        with locked, telling(reporter.tell):
+            return _train(assignment, reporter, stop, group)
     except Exception as error:  # any error, such as a mechanism's, fails the job, not the worker process
         whose = None if isinstance(error, UserError) and error.__cause__ is None else error
         log.error("job %s failed in attempt %d: %s", assignment.job_id, assignment.attempt, error, exc_info=whose)
@@ -108,8 +111,12 @@ class MessageReporter:
     def heartbeat(self) -> None:
         """Send a heartbeat, at most once every `HEARTBEAT_SECONDS`."""
         if time.monotonic() - self._sent_at > HEARTBEAT_SECONDS:
-            self._sent_at = time.monotonic()
-            self.send(Heartbeat())
+            self.tell()
+
+    def tell(self) -> None:
+        """Send what this worker is doing."""
+        self._sent_at = time.monotonic()
+        self.send(Heartbeat(doing=now()))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Send the metrics."""
@@ -129,9 +136,9 @@ def _train(assignment: Assignment, reporter: MessageReporter, stop: StopFlag, gr
     layout = Layout(assignment.home)
     if assignment.threads is not None:
         torch.set_num_threads(assignment.threads)
-    reporter.heartbeat()
     config = assignment.config
-    dataset = distilled(load_dataset(config, assignment.home, reporter.log), config, assignment.home)
+    with doing("the reading of the data"):
+        dataset = distilled(load_dataset(config, assignment.home, reporter.log), config, assignment.home)
     base = None if config.model.base_model is None else load_base(config, assignment.home, reporter.log)
     model = build_model(config, dataset) if base is None else base.model
     if isinstance(dataset, PromptDataset) and base is not None:

@@ -156,6 +156,27 @@ def test_a_worker_that_falls_silent_is_killed_and_replaced(tmp_path, job):
     assert (found.state, found.failures, backend.killed) == (JobState.SUCCEEDED, 1, 1)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_the_end_of_a_worker_that_hangs_names_what_it_is_in_but_not_what_it_has_left(tmp_path, config, changed, left):
+    store, silent = JobStore(Database(database_url(tmp_path))), threading.Event()
+    store.submit("job", changed(config, max_failures=0))
+
+    def hang(assignment, send, worker):
+        send(Heartbeat(doing="the reward 'slow'"))
+        send(LogLine(text="a line in between"))
+        if left:
+            send(Heartbeat())
+        silent.wait(60)
+        return LOST
+
+    supervise(tmp_path, Scripted(hang), stall_timeout=1.5)[1].join(60)
+    silent.set()
+    found = store.get("job")
+    store.close()
+    assert (found.state, "'slow'" in found.error.message) == (JobState.FAILED, not left)
+    assert "1.5 seconds" in found.error.message
+
+
 def test_a_worker_that_only_says_that_it_works_is_left_alone(tmp_path, job):
     def work_slowly(assignment, send, worker):
         for _ in range(60):

@@ -30,10 +30,11 @@ from attn_schema.training import (
 from attn_train import rewards
 from attn_train.base_model import LORA
 from attn_train.checkpoint import CheckpointFolder
+from attn_train.doing import now, telling
 from attn_train.model import configured
 from attn_train.precision import forward_precision
 from attn_train.records import NullReporter, Stop, StopFlag
-from attn_train.rewards import RewardFailed
+from attn_train.rewards import RewardFailed, Scored
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.grpo import prompt_dataset
 from attn_train.tasks.on_policy import Tempered
@@ -300,6 +301,14 @@ def test_a_reward_that_fails_is_named_with_the_completion_and_the_last_checkpoin
     with pytest.raises(RewardFailed, match=said):
         resumed.run(NullReporter(), StopFlag())
     assert checkpoints.newest_whole(lambda *_: None).step == 2
+
+
+def test_a_reward_is_told_of_before_it_is_called_and_after(tmp_path, tokenizer, reward):
+    told = []
+    reward(lambda completions: told.append("called") or [0.0] * len(completions))
+    with telling(lambda: told.append(now())):
+        prompt_dataset(config(tmp_path), tokenizer).rewards(Scored(["a"], ["line 1"], [{}], ["b"], [(1,)]))
+    assert told == ["the reward 'mine'", "called", ""]
 
 
 @pytest.mark.parametrize(

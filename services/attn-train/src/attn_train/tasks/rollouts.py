@@ -27,6 +27,7 @@ from torch import Tensor
 
 from attn_train.base_model import LORA, adapter_of
 from attn_train.collectives import all_gather_texts, require_no_failure
+from attn_train.doing import doing
 from attn_train.process_group import Group
 from attn_train.tasks.base import OnBatch
 from attn_train.tasks.on_policy import Completion, Sampler, sampled, sampling_params
@@ -102,7 +103,8 @@ class ServedSampler(SharedSampler):
         def own() -> list[Completion]:
             if not self.group.leads:
                 return []
-            return asyncio.run(_asked(self._file(model), prompts, config, count, on_batch))
+            with doing(f"the rollout server {config.on_policy.rollout_server}"):
+                return asyncio.run(_asked(self._file(model), prompts, config, count, on_batch))
 
         return _by_all(self.group, own)[0]
 
