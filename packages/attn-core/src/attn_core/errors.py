@@ -264,6 +264,15 @@ def cleaning_up(what: str) -> Iterator[None]:
         log.exception("cleaning up failed: %s", what)
 
 
+@contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Raise `Unavailable`, with the system's reason, if the block, which starts the process of `what`, cannot."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"the process of {what} could not be started: {error}") from error
+
+
 def error_of_reasons(reasons: Iterable[str], message: str, metadata: dict[str, str]) -> AttnError:
     """Rebuild an error of another process: of the class of the first reason known here, else `InternalError`."""
     known: dict[str, type[AttnError]] = {}

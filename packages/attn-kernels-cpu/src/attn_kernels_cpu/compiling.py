@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from attn_core.errors import Unavailable
+from attn_core.errors import Unavailable, starting
 from filelock import FileLock
 
 from attn_kernels_cpu import chip
@@ -126,7 +126,8 @@ def _temporary() -> Path:
 @cache
 def _fingerprint(program: str) -> str:
     """A hash of the compiler's version and the sources, which names the compiled library."""
-    version = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=False).stdout
+    with starting(program):
+        version = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=False).stdout
     return hashlib.sha256(version + source_hash().encode()).hexdigest()[:32]
 
 
@@ -134,9 +135,10 @@ def _compile(program: str, isa: chip.InstructionSet, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         made = Path(work) / "kernels.so"
         try:
-            done = subprocess.run(
-                command(program, isa, made), capture_output=True, text=True, timeout=LONGEST, check=False
-            )
+            with starting(program):
+                done = subprocess.run(
+                    command(program, isa, made), capture_output=True, text=True, timeout=LONGEST, check=False
+                )
         except subprocess.TimeoutExpired as error:
             raise Unavailable(f"{program} took longer than {LONGEST:.0f} s to compile kernels") from error
         if done.returncode:

@@ -10,7 +10,7 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from attn_core.errors import Unavailable
+from attn_core.errors import Unavailable, starting
 
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import command, compiler, source_hash
@@ -19,7 +19,7 @@ from attn_kernels_cpu.compiling import command, compiler, source_hash
 def prebuild(machine: str, folder: Path) -> list[Path]:
     """Compile the libraries for every instruction set of an architecture into `folder`, and return their paths.
 
-    They are named as `compiling.prebuilt` expects. Raises `Unavailable` if there is no compiler, and
+    They are named as `compiling.prebuilt` expects. Raises `Unavailable` if there is no compiler that starts, and
     `CalledProcessError` if it fails.
     """
     program = compiler()
@@ -30,7 +30,8 @@ def prebuild(machine: str, folder: Path) -> list[Path]:
     for isa in chip.INSTRUCTION_SETS.values():
         if isa.machine == machine:
             out = folder / f"{isa.name}-{source_hash()}.so"
-            subprocess.run([*command(program, isa, out), "-s"], check=True)
+            with starting(program):
+                subprocess.run([*command(program, isa, out), "-s"], check=True)
             made.append(out)
     return made
 

@@ -144,6 +144,14 @@ def test_a_machine_that_does_not_run_templates_is_unavailable(worker: TemplateWo
     assert worker.render("b", {}) == "b"
 
 
+def test_a_process_that_cannot_be_started_is_unavailable_with_the_cause(worker: TemplateWorker, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(Unavailable, match=r"chat templates.*/no/such/python"):
+        worker.render("a", {})
+    monkeypatch.undo()
+    assert worker.render("a", {}) == "a"
+
+
 def test_the_process_is_kept_between_renders(worker: TemplateWorker) -> None:
     worker.render("a", {})
     first = worker._child.pid

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TypeVar
 
 import msgspec
+from attn_core.errors import starting
 
 LENGTH_BYTES = 4
 Kind = TypeVar("Kind")
@@ -25,19 +26,21 @@ class Child:
     """A Python process that calls the function `target`, "module:function", with changes to its `environment`.
 
     It has a session of its own: signals from the terminal reach only this process, which then stops its children. Its
-    standard error is passed on to that of this process. Methods may be called from any thread.
+    standard error is passed on to that of this process. Methods may be called from any thread. Raises `Unavailable` if
+    the process cannot be started.
     """
 
     def __init__(self, target: str, environment: Mapping[str, str]) -> None:
         module, _, function = target.partition(":")
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {module} import {function}; {function}()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        with starting(module):
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {module} import {function}; {function}()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
         self._sending = threading.Lock()
         self.pid = self._process.pid
         self._last_line = ""

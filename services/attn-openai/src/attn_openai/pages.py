@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from attn_cli.pages import assets
 from attn_cli.pages.assets import HEADERS, INDEX
-from attn_core.errors import DeadlineExceeded, InternalError, OutOfCapacity, UserError
+from attn_core.errors import DeadlineExceeded, InternalError, OutOfCapacity, UserError, starting
 from attn_schema.methods import GET_MECHANISM, GetMechanismRequest
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -84,11 +84,12 @@ class Pages:
 
 async def _laws(name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = [f"--option={key}={msgspec.json.encode(value).decode()}" for key, value in options.items()]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CHECK, "check", "--json", *given, "--", name,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    with starting("attn check"):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CHECK, "check", "--json", *given, "--", name,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             out, err = await process.communicate()

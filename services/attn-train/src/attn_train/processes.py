@@ -171,7 +171,7 @@ class ProcessBackend:
         self._gpus = gpus
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> WorkerProcesses:
-        """Start all workers of an attempt; raises `OSError` if the machine has no room for a process."""
+        """Start all workers of an attempt; raises `Unavailable` if the machine has no room for a process."""
         workers = WorkerProcesses(assignment, self._gpus)
         workers.begin(send, ended)
         return workers

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from attn_core.errors import CheckpointInvalid, MissingPackage, Unavailable
+from attn_core.errors import CheckpointInvalid, MissingPackage, Unavailable, starting
 from attn_schema.text_files import lines_of
 
 from attn_models.sources import inert_backend
@@ -68,7 +68,9 @@ def _run_pip(archive: Archive, folder: Path, work: Path, report: Report) -> str:
     scratch.mkdir()
     with log.open("wb") as output:
         environment = _environment(archive, work, scratch)
-        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment) as pip:
+        with starting("pip"):
+            started = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        with started as pip:
             try:
                 while _still_running(pip):
                     arrived = min(_bytes_under(scratch), archive.size - 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from attn_core.errors import InvalidValue, Unavailable, UserError, cleaning_up
+from attn_core.errors import InvalidValue, Unavailable, UserError, cleaning_up, starting
 from attn_schema import IMAGE_PLACE
 
 from attn_models.tokenizers import template_child
@@ -149,7 +149,7 @@ class TemplateWorker:
         """Render `template` with `values`.
 
         Raises `UserError` with the error of the template, or if it exceeded a second of processor time or its memory
-        limit, and `Unavailable` if the machine did not run it for `PATIENCE` seconds.
+        limit, and `Unavailable` if the process cannot be started or the machine did not run it for `PATIENCE` seconds.
         """
         request = json.dumps({"template": template, "values": dict(values)}) + "\n"
         with self._lock:
@@ -200,9 +200,9 @@ class TemplateWorker:
         if self._child is None or self._owner != os.getpid() or self._child.poll() is not None:
             # Run as a script (-P: without its folder on the path), it starts in a tenth of a second.
             command = [sys.executable, "-P", template_child.__file__]
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8"
-            )
+            pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+            with starting("chat templates"):
+                self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, encoding="utf-8")
             self._owner = os.getpid()
         return self._child
 

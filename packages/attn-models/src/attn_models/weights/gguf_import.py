@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 from weakref import WeakKeyDictionary
 
-from attn_core.errors import CheckpointInvalid
+from attn_core.errors import CheckpointInvalid, starting
 
 from attn_models.weights.gguf_architectures import Placement, architecture_of, matched
 from attn_models.weights.gguf_child import (
@@ -127,7 +127,9 @@ def _run_child(
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
         given.write(json.dumps(files).encode())
         given.seek(0)
-        with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=alone) as child:
+        with starting("the import of a GGUF file"):
+            started = subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=alone)
+        with started as child:
             timer = threading.Timer(seconds, child.kill)
             timer.start()
             try:

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from attn_core.errors import AttnError, Unavailable, UserError, cleaning_up
+from attn_core.errors import AttnError, Unavailable, UserError, cleaning_up, starting
 from attn_gateway import Cluster, ClusterSettings
 
 from attn_train.data.token_shards.inputs import Unit
@@ -53,7 +53,8 @@ def processes(folder: Path, units: Sequence[tuple[int, Unit]], workers: int) -> 
         return
     with ProcessPoolExecutor(min(workers, len(units)), multiprocessing.get_context("spawn")) as pool:
         try:
-            waiting = [pool.submit(made, folder, number) for number, _ in units]
+            with starting("a unit of the data"):
+                waiting = [pool.submit(made, folder, number) for number, _ in units]
             for future in as_completed(waiting):
                 yield _made_or_raised(future.result())
         except BrokenProcessPool as error:
