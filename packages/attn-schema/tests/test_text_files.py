@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from attn_core.errors import InvalidValue
+from attn_schema import text_files
 from attn_schema.config_file import read_config
 from attn_schema.text_files import files_of, lines_of, read_lines, read_text, whole_lines_of
 
@@ -33,6 +34,24 @@ def test_lines_are_those_of_pythons_own_files(text: str, ending: str, tmp_path: 
     assert lines_of(text) == list(read_lines(path, "data")) == theirs
     assert "".join(whole_lines_of(text)) == text
     assert [line.rstrip("\r\n") for line in whole_lines_of(text)] == lines_of(text)
+
+
+@pytest.mark.parametrize("bad", [b"\xe9t\xe9", b"\xc3", b"\xe2\x82", b"\xff\xfeo\0"])
+@pytest.mark.parametrize("before", ["", "a\n€\r\nb", "\ufeffä\n", "€" * 5])
+def test_what_is_not_utf_8_is_placed_as_by_pythons_decoder_wherever_blocks_end(monkeypatch, tmp_path, bad, before):
+    data, path = before.encode() + bad, tmp_path / "latin.txt"
+    path.write_bytes(data)
+    with pytest.raises(UnicodeDecodeError) as theirs:
+        data.decode()
+    at, line = theirs.value.start, data.count(b"\n", 0, theirs.value.start) + 1
+    for size in range(1, len(data) + 2):
+        monkeypatch.setattr(text_files, "BLOCK", size)
+        with pytest.raises(InvalidValue) as ours:
+            read_text(path, "data")
+        assert f"latin.txt, line {line}, byte {at}: " in ours.value.metadata["given"]
+    path.write_bytes(before.encode())
+    with path.open("rb") as file:
+        text_files.require_utf8(file.read, path, "data")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:

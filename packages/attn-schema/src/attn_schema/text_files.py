@@ -7,10 +7,11 @@ U+2028, U+2029 and U+0085, which JSON does not escape.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,10 @@ MARK = "\ufeff"
 """The byte order mark, with which some programs begin a file; it is no part of the text."""
 UTF8 = "utf-8-sig"
 """The encoding of given files: UTF-8, with or without `MARK`."""
+BLOCK = 1 << 20
+"""The bytes that `require_utf8` reads at once."""
+SHOWN = 4
+"""The bytes that an error shows of what is not UTF-8."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 
 
@@ -40,6 +45,25 @@ def lines_of_input() -> list[str]:
     return lines_of(sys.stdin.read().removeprefix(MARK))
 
 
+def require_utf8(read: Callable[[int], bytes], path: Path, field: str) -> None:
+    """Call `read` for the bytes of a file to its end; raises `InvalidValue`, with the line and byte, if not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line, begins = 1, 0
+    while True:
+        block = read(BLOCK)
+        try:
+            decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            data, at = error.object, error.start  # behind the bytes of a character that the block before began
+            line, byte = line + data.count(b"\n", 0, at), begins + len(block) - len(data) + at
+            given = f"{path}, line {line}, byte {byte}: {data[at : at + SHOWN]!r}"
+            allowed = "text in UTF-8; iconv converts other encodings, such as Latin-1"
+            raise InvalidValue.of(field, given, allowed) from error
+        if not block:
+            return
+        line, begins = line + block.count(b"\n"), begins + len(block)
+
+
 def read_text(path: Path, field: str) -> str:
     """The text of a UTF-8 file, whose line ends become line feeds.
 
@@ -48,7 +72,9 @@ def read_text(path: Path, field: str) -> str:
     try:
         return path.read_text(UTF8)
     except UnicodeDecodeError as error:
-        raise InvalidValue.of(field, str(path), f"UTF-8 text; byte {error.start} is not") from error
+        with path.open("rb") as file:
+            require_utf8(file.read, path, field)
+        raise InvalidValue.of(field, str(path), "UTF-8 text") from error
     except OSError as error:
         raise InvalidValue.of(field, str(path), f"a readable file: {error.strerror}") from error
 
@@ -63,6 +89,9 @@ def read_lines(path: Path, field: str) -> Iterator[str]:
             for line in file:
                 yield line.rstrip("\r\n")
     except (OSError, EOFError, UnicodeDecodeError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as data:
+                require_utf8(data.read, path, field)
         raise InvalidValue.of(field, str(path), f"UTF-8 text that can be read ({error})") from error
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.tokenizers import Tokenizer
+from attn_schema.text_files import files_of, read_lines, require_utf8
 from attn_schema.training import DataConfig, TrainingConfig
 
 from attn_train.checking import require_wanted
@@ -31,7 +33,8 @@ from attn_train.data.reading import Reading
 from attn_train.data.rendering import require_template
 from attn_train.data.shapes import Chat
 from attn_train.data.synthetic import TASKS
-from attn_train.data.token_shards.inputs import has_rows, input_files
+from attn_train.data.token_shards import inputs
+from attn_train.data.token_shards.inputs import format_of, has_rows, input_files, split_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
 from attn_train.rewards import Rewards
@@ -46,7 +49,7 @@ MAX_BYTES = 4 << 30
 
 
 def check_text(data: DataConfig, *, home: Path) -> None:
-    """Raise an error for the first problem that would keep the text from being read; the text itself is not read."""
+    """Raise an error for the first problem that would keep the text from being read."""
     if data.name is not None:
         require_known_text(data.name)
         if data.name in TASKS:
@@ -56,7 +59,16 @@ def check_text(data: DataConfig, *, home: Path) -> None:
                 )
             return
     else:
-        check_path(Path(data.path or ""))
+        path = Path(data.path or "")
+        check_path(path)
+        if has_rows(path):
+            check_encoding(data)
+        else:
+            splits = split_files(path, files_of(path))
+            for file in splits["train"] + splits["validation"]:
+                require_wanted()
+                with file.open("rb") as text:
+                    require_utf8(text.read, file, FIELD)
     if is_byte_pairs(data.tokenizer):
         check_learned(data.tokenizer)
     elif data.tokenizer != CHARACTER:
@@ -100,6 +112,7 @@ def check_conversations(config: TrainingConfig, home: Path) -> None:
     if data.format == "prompt" or config.on_policy.lmbda is not None:
         require_room(config)
     if data.format == "prompt":
+        check_encoding(data)
         needs, reading = Rewards(config.on_policy).needs, Reading(skip_broken=data.skip_broken)
         for place, row in prompt_rows(rows_in(input_files([data.path]), reading), data.columns, needs, reading):
             require_wanted()
@@ -148,16 +161,37 @@ def check_path(path: Path) -> None:
         raise InvalidValue.of(field, f"{path} with {size} bytes", f"text of 1 to {MAX_BYTES} bytes")
 
 
+def check_encoding(data: DataConfig) -> None:
+    """Raise `InvalidValue`, with the line and the byte, for a file of rows that is not UTF-8; lines of JSON that are
+    skipped if they are broken may be anything."""
+    path = Path(data.path or "")
+    splits = split_files(path, input_files([str(path)]))
+    for file in splits["train"] + splits["validation"]:
+        require_wanted()
+        if format_of(file) in ("csv", "json") or (format_of(file) == "jsonl" and not data.skip_broken):
+            inputs.require_utf8(file, FIELD)
+
+
+def check_lines(path: Path, most: int | None = None) -> None:
+    """Raise `InvalidValue` for a path that `check_path` refuses, or if the first `most` lines cannot be read."""
+    check_path(path)
+    for _ in islice(read_lines(path, FIELD), most):
+        require_wanted()
+
+
 def check_pairs(data: DataConfig, *, home: Path) -> None:
-    """Raise an error for the first problem that would keep the pairs from being read; the pairs are not read."""
+    """Raise an error for the first problem that would keep the pairs from being read."""
     if data.name is not None:
         if data.name not in known_pair_sets():
             raise UnknownName.of("set of pairs", data.name, known_pair_sets())
     else:
-        check_path(Path(data.path or ""))
-        if not has_rows(Path(data.path or ""), headed=bool(data.columns)):
-            for file in pair_paths(Path(data.path or ""), data.languages):
-                check_path(file)
+        path = Path(data.path or "")
+        check_path(path)
+        if has_rows(path, headed=bool(data.columns)):
+            check_encoding(data)
+        else:
+            for file in pair_paths(path, data.languages):
+                check_lines(file, data.max_pairs or None)
     check_tokenizer(data, home)
 
 
@@ -172,7 +206,7 @@ def check_tokenizer(data: DataConfig, home: Path) -> None:
 
 
 def check_tags(data: DataConfig, *, home: Path) -> None:
-    """Raise an error for the first problem that would keep the sentences from being read; they are not read."""
+    """Raise an error for the first problem that would keep the sentences from being read."""
     if data.name is not None:
         raise InvalidValue.of(
             "config.data.dataset", data.name, "the path of a .conllu file or of a folder with such files"
@@ -181,19 +215,22 @@ def check_tags(data: DataConfig, *, home: Path) -> None:
     check_path(path)
     for files in treebank_files(path):
         for file in files:
-            check_path(file)
+            check_lines(file)
     check_tokenizer(data, home)
 
 
 def check_labels(data: DataConfig, *, home: Path) -> None:
-    """Raise an error for the first problem that would keep the labelled texts from being read; they are not read."""
+    """Raise an error for the first problem that would keep the labelled texts from being read."""
     if data.name is not None and data.name not in LABELLED:
         raise UnknownName.of("set of labelled texts", data.name, list(LABELLED))
     if data.path is not None:
-        check_path(Path(data.path))
-    if data.path is not None and not has_rows(Path(data.path), headed=bool(data.columns)):
-        for file in [file for files in label_files(Path(data.path)) for file in files]:
-            check_path(file)
+        path = Path(data.path)
+        check_path(path)
+        if has_rows(path, headed=bool(data.columns)):
+            check_encoding(data)
+        else:
+            for file in [file for files in label_files(path) for file in files]:
+                check_lines(file)
     check_tokenizer(data, home)
 
 

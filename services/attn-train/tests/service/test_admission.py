@@ -9,7 +9,9 @@ import grpc
 import pytest
 import torch
 from attn.v1 import training_pb2 as pb
+from attn_core.errors import InvalidValue
 from attn_schema.training import DataConfig, ModelConfig
+from attn_train.data_checks import check_labels, check_pairs, check_tags, check_text
 from attn_train.model import count_parameters
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
@@ -144,6 +146,27 @@ async def test_a_configuration_without_data_is_refused(server, wire_config, subm
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await submit(stub, wire_config)
     assert violated(caught.value) == "config.data.dataset"
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "lines", "given"),
+    [
+        (check_text, "a.txt", "one\ntwo\ncafé\n", {}),
+        (check_text, "a.csv", "text\none\ncafé\n", {}),
+        (check_pairs, "a.tsv", "a\tb\nc\td\ncafé\te\n", {"tokenizer": "word"}),
+        (check_pairs, "a.jsonl", '{"source": 1}\n\n{"target": "café"}\n', {"tokenizer": "word"}),
+        (check_labels, "a.tsv", "a\tb\nc\td\nx\tcafé\n", {"tokenizer": "word"}),
+        (check_tags, "a.conllu", "# one\n# two\n# café\n", {"tokenizer": "word"}),
+    ],
+)
+def test_text_in_another_encoding_is_refused_at_submission_with_its_line(tmp_path, check, name, lines, given):
+    path = tmp_path / name
+    data = DataConfig(dataset=str(path), **given)
+    path.write_text(lines, "utf-8")
+    check(data, home=tmp_path)
+    path.write_text(lines, "latin-1")
+    with pytest.raises(InvalidValue, match=rf"{name}, line 3, byte {lines.index('é')}.*UTF-8"):
+        check(data, home=tmp_path)
 
 
 async def test_numbers_of_options_are_finite(server, wire_config, submit):

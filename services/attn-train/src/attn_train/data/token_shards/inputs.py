@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 from attn_core.errors import InvalidValue, MissingPackage
+from attn_schema import text_files
 
 FIELD = "data"
 FORMATS: Mapping[str, str] = {
@@ -256,7 +257,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        allowed = "UTF-8 text; the file is binary or has another encoding"
+        with _opened(path) as file:
+            text_files.require_utf8(file.read, path, FIELD)
+        allowed = "UTF-8 text without zero bytes; the file is binary or has another encoding"
         raise InvalidValue.of(
             FIELD, f"{path} with the bytes {error.object[error.start : error.start + 4]!r}", allowed
         ) from error
@@ -267,6 +270,12 @@ def _reading(path: Path) -> Iterator[None]:
             raise
         why = " ".join(str(error).split())[:200]
         raise InvalidValue.of(FIELD, str(path), f"a complete, readable file ({why})") from error
+
+
+def require_utf8(path: Path, field: str) -> None:
+    """Raise `InvalidValue`, with the line and the byte, for a file of text, JSON or CSV that is not UTF-8."""
+    with _reading(path), _opened(path) as file:
+        text_files.require_utf8(file.read, path, field)
 
 
 @contextmanager
