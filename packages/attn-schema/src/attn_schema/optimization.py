@@ -19,6 +19,7 @@ MAX_BATCH = 2**20
 
 OPTIMIZER_FIELDS: Mapping[str, Mapping[str, float]] = {
     "adamw": {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
+    "adamw_8bit": {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
     "sgd": {"momentum": 0.0},
     "adadelta": {"rho": 0.95, "epsilon": 1e-6},
     "muon": {"weight_decay": 0.1, "momentum": 0.95, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8},
@@ -41,7 +42,8 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
     """The optimizer and its learning rate schedule.
 
     Optimizers: adamw (arXiv 1711.05101; Adam with weight_decay 0), sgd, adadelta (arXiv 1212.5701), muon (arXiv
-    2502.16982; for matrices of hidden layers, with adamw for all other parameters). Schedules, each after a linear
+    2502.16982; for matrices of hidden layers, with adamw for all other parameters), and adamw_8bit, adamw with moments
+    of 8 bits for weights of at least 4096 elements that are no embeddings. Schedules, each after a linear
     warm-up: cosine (arXiv 1608.03983), linear, constant, inverse_sqrt, noam (arXiv 1706.03762, equation 3), halving
     (arXiv 1409.3215, section 3.4) and wsd (warm-up, stable, decay; arXiv 2404.06395). A field that the chosen optimizer
     or schedule does not use is rejected.
@@ -49,7 +51,7 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
 
     steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1, le=MAX_STEPS)] = 2000
     batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1, le=MAX_BATCH)] = 12
-    optim: Annotated[Literal["adamw", "sgd", "adadelta", "muon"], _optimizer("Optimizer.")] = "adamw"
+    optim: Annotated[Literal["adamw", "adamw_8bit", "sgd", "adadelta", "muon"], _optimizer("Optimizer.")] = "adamw"
     learning_rate: Annotated[
         float, _optimizer("Peak learning rate; with noam the factor of its formula.", gt=0, short="--lr")
     ] = 1e-3

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 import torch
-from attn_core.errors import DeadlineExceeded, Incompatible, InternalError
+from attn_core.errors import DeadlineExceeded, Incompatible, InternalError, starting
 from attn_models.device import resolve_device
 from attn_schema.estimate import JobEstimate
 from attn_schema.training import JobError, TrainingConfig
@@ -25,6 +25,7 @@ from torch import nn
 
 from attn_train.base_model import load_base, shapes_of_base
 from attn_train.data.load import load_dataset
+from attn_train.eight_bit import state_bytes
 from attn_train.layout import MeshLayout
 from attn_train.model import CHECKPOINT_BYTES, TRAINING_BYTES, configured, shapes_only
 from attn_train.precision import blocks_of
@@ -66,8 +67,9 @@ def estimated(config: TrainingConfig, home: Path) -> JobEstimate:
     frozen = sum(parameter.numel() for parameter in whole.parameters()) - trained
     layout, optimizer, steps = MeshLayout.of(config), config.optimizer, config.optimizer.steps
     plain, allowed = _priced(config, dataset)
-    worker = _worker_measurements(config, dataset, home, needed=TRAINING_BYTES * trained + 4 * frozen)
-    checkpoint = CHECKPOINT_BYTES * trained
+    spared = 8 * trained - state_bytes(whole) if optimizer.optim == "adamw_8bit" else 0
+    worker = _worker_measurements(config, dataset, home, TRAINING_BYTES * trained + 4 * frozen, spared)
+    checkpoint = CHECKPOINT_BYTES * trained - spared
     # Checkpoints are written from a copy of the state in memory.
     process += checkpoint // layout.dp_shard
     return JobEstimate(
@@ -101,13 +103,17 @@ def _process_bytes() -> int:
     return size
 
 
-def _worker_measurements(config: TrainingConfig, dataset: Dataset, home: Path, needed: int) -> Measured:
-    """Measure steps of one worker on this machine; if memory is too small for them, use the weights' size alone."""
+def _worker_measurements(config: TrainingConfig, dataset: Dataset, home: Path, needed: int, spared: int) -> Measured:
+    """Measure steps of one worker on this machine; if memory is too small for them, use the weights' size alone.
+
+    `needed` bytes, less the `spared` ones of moments that are smaller than in float32, are those of weights, gradients
+    and moments.
+    """
+    weights, needed = needed // TRAINING_BYTES * 4, needed - spared
     free = psutil.virtual_memory().available
     layout = MeshLayout.of(config)
     if needed > SPARE_MEMORY * free and resolve_device(config.device).type == "cpu":
-        weights = needed // TRAINING_BYTES * 4
-        sizes = {"weight_bytes": weights, "gradient_bytes": weights, "optimizer_bytes": 2 * weights}
+        sizes = {"weight_bytes": weights, "gradient_bytes": weights, "optimizer_bytes": 2 * weights - spared}
         how = f"no step was run, as {needed} bytes are needed and {free} are free: activations and times are not known"
         return Measured(sizes=sizes, seconds=0.0, flops=0.0, how=how)
     probe = StepProbe(config, dataset, lambda: _built(config, dataset, home))
@@ -224,12 +230,14 @@ def main() -> None:
 async def estimated_apart(config: TrainingConfig, home: Path, threads: int) -> JobEstimate:
     """Run `estimated` in a separate process, which is killed if this task is cancelled.
 
-    Raises the errors that it raised, and `DeadlineExceeded` after `LONGEST_ESTIMATE` seconds.
+    Raises the errors that it raised, `DeadlineExceeded` after `LONGEST_ESTIMATE` seconds, and `Unavailable` if the
+    process cannot be started.
     """
     request = {"config": msgspec.to_builtins(config), "home": str(home), "threads": threads}
     program = [sys.executable, "-m", "attn_train.estimate"]
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe)
+    with starting("the estimate"):
+        process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(LONGEST_ESTIMATE):
             output, errors = await process.communicate(json.dumps(request).encode())

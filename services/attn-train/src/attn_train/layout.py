@@ -61,8 +61,9 @@ def check_layout(model: nn.Module, config: TrainingConfig) -> None:
     if config.model.base_model is not None and not whole:
         message = "training from a base model is not sharded or split: dp_shard, tp and cp must be 1"
         raise Incompatible(message, field="config.model.base_model")
-    if config.optimizer.optim == "muon" and not (layout.tp == layout.dp_shard == 1):
-        message = "muon needs whole matrices: dp_shard and tp must be 1"
+    whole_weights = {"muon": "whole matrices", "adamw_8bit": "whole weights, whose blocks have scales"}
+    if (needed := whole_weights.get(config.optimizer.optim)) and not (layout.tp == layout.dp_shard == 1):
+        message = f"{config.optimizer.optim} needs {needed}: dp_shard and tp must be 1"
         raise Incompatible(message, field="config.optimizer.optim")
     if layout.tp > 1:
         _named(lambda: require_model_split(model, layout.tp), "config.tp")

@@ -71,6 +71,9 @@ FROZEN_BYTES = 4
 CHECKPOINT_BYTES = 12
 """Bytes per trained parameter in a checkpoint: the weight and two moments."""
 
+SPARED_BYTES = {"adamw_8bit": 6}
+"""By how many bytes the moments of a parameter are smaller than in float32, by optimizer."""
+
 SPARE_BYTES = 64 << 20
 """Disk space that is kept free for the records of jobs."""
 
@@ -157,24 +160,24 @@ def check_model(config: TrainingConfig, home: Path) -> None:
         if not mechanism.can(Capability.CAUSAL):
             raise _not_causal(mechanism)
     device = _device(config.device)
-    batch = least_batch_bytes(config)
+    batch, spared = least_batch_bytes(config), SPARED_BYTES.get(config.optimizer.optim, 0)
 
     def admit(made: Any) -> None:
         require_few_experts(made)
-        _require_memory(least_parameters(made), device, batch)
+        _require_memory(least_parameters(made), device, batch, spared)
 
     built = model_of_shapes(config.model, config.data, admit)
     check_blocks(built, config)
     check_layout(built, config)
     _check_documents(built, config)
     parameters = _count(built)
-    _require_memory(parameters, device, batch + sum(buffer.nbytes for buffer in built.buffers()))
-    _require_disk(parameters, config.checkpoint.save_total_limit, home)
+    _require_memory(parameters, device, batch + sum(buffer.nbytes for buffer in built.buffers()), spared)
+    _require_disk(parameters, config.checkpoint.save_total_limit, home, spared)
 
 
 def _check_base(config: TrainingConfig, home: Path) -> None:
     device = _device(config.device)
-    batch = least_batch_bytes(config)
+    batch, spared = least_batch_bytes(config), SPARED_BYTES.get(config.optimizer.optim, 0)
     _require_memory(0, device, batch)
     with shapes_only():
         built, adapter = shapes_of_base(config, home)
@@ -184,8 +187,8 @@ def _check_base(config: TrainingConfig, home: Path) -> None:
     learned = (built if adapter is None else adapter).parameters()
     trained = sum(parameter.numel() for parameter in learned if parameter.requires_grad)
     frozen = _count(built) - (trained if adapter is None else 0)
-    _require_memory(trained, device, FROZEN_BYTES * frozen + batch)
-    _require_disk(trained, config.checkpoint.save_total_limit, home)
+    _require_memory(trained, device, FROZEN_BYTES * frozen + batch, spared)
+    _require_disk(trained, config.checkpoint.save_total_limit, home, spared)
 
 
 def _check_documents(built: nn.Module, config: TrainingConfig) -> None:
@@ -272,9 +275,10 @@ def _device(name: str) -> torch.device:
         raise
 
 
-def _require_memory(parameters: int, device: torch.device, others: int) -> None:
-    """Raise `OutOfCapacity` unless the training state of the parameters and `others` bytes fit into the memory."""
-    needed = parameters * TRAINING_BYTES + others
+def _require_memory(parameters: int, device: torch.device, others: int, spared: int = 0) -> None:
+    """Raise `OutOfCapacity` unless the training state of the parameters, which is `spared` bytes smaller for each, and
+    `others` bytes fit into the memory."""
+    needed = parameters * (TRAINING_BYTES - spared) + others
     # The total, not the free memory: a job may wait for others to end.
     total = total_memory(device)
     where = "this machine" if total is None else str(device)
@@ -290,9 +294,9 @@ def _existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.exists())
 
 
-def _require_disk(parameters: int, keep: int, home: Path) -> None:
+def _require_disk(parameters: int, keep: int, home: Path, spared: int) -> None:
     # The kept checkpoints and one that is being written exist at the same time; the finished model is written last.
-    needed = parameters * (CHECKPOINT_BYTES * (keep + 1) + 4) + SPARE_BYTES
+    needed = parameters * ((CHECKPOINT_BYTES - spared) * (keep + 1) + 4) + SPARE_BYTES
     for folder in (home / "jobs", models_folder(home)):
         try:
             with TemporaryFile(dir=_existing(folder)):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_schema.optimization import OptimizerConfig
 from torch import Tensor, nn
+
+from attn_train.eight_bit import STATE, BlockwiseAdamW, eight_bit_weights
 
 
 def learning_rate(step: int, config: OptimizerConfig, width: int | None = None) -> float:
@@ -94,6 +96,8 @@ def optimizer_of(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optim
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.optim == "muon":
         return MuonAndAdamW(model, config.with_defaults())
+    if config.optim == "adamw_8bit":
+        return AdamW8bit(model, config.with_defaults())
     if config.optim == "adamw":
         return adamw(trained, config.with_defaults(), decayed(model))
     return OPTIMIZERS[config.optim](trained, config.with_defaults())
@@ -115,18 +119,23 @@ def adamw(
     trained: list[nn.Parameter], config: OptimizerConfig, decays: Container[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """AdamW; weight decay applies to the parameters in `decays`."""
+    # The fused update makes one pass over memory instead of about a dozen.
+    return torch.optim.AdamW(_decay_groups(trained, config, decays), **_adam_settings(config), fused=True)
+
+
+def _decay_groups(
+    trained: list[nn.Parameter], config: OptimizerConfig, decays: Container[nn.Parameter]
+) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p in decays], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p not in decays], "weight_decay": 0.0},
     ]
-    # The fused update makes one pass over memory instead of about a dozen.
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.beta1 or 0.0, config.beta2 or 0.0),
-        eps=config.epsilon or 0.0,
-        fused=True,
-    )
+    return [group for group in groups if group["params"]]
+
+
+def _adam_settings(config: OptimizerConfig) -> dict[str, Any]:
+    betas = config.beta1 or 0.0, config.beta2 or 0.0
+    return {"lr": config.learning_rate, "betas": betas, "eps": config.epsilon or 0.0}
 
 
 def sgd(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -160,20 +169,37 @@ def muon_weights(model: nn.Module) -> set[nn.Parameter]:
     return {p for module in linear for p in module.parameters() if p.dim() == 2 and p not in spared}
 
 
-class MuonAndAdamW(torch.optim.Optimizer):
+class Joined(torch.optim.Optimizer):
+    """Several optimizers, each of some parameters, as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self._parts = parts
+        groups = [group for part in parts for group in part.param_groups]
+        super().__init__([p for group in groups for p in group["params"]], {})
+        # The groups are shared with the parts, so a learning rate that is set here applies to them.
+        self.param_groups = groups
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters once."""
+        del closure
+        for part in self._parts:
+            part.step()
+
+
+class MuonAndAdamW(Joined):
     """Muon for the matrices of hidden layers, AdamW for all other parameters (Jordan et al. 2024; arXiv 2502.16982).
 
     Muon's updates are scaled to the RMS of AdamW's (equation 4 of the latter), so that both use the same learning rate.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = muon_weights(model)
-        hidden = [p for _, p in named if p in matrices]
-        rest = [p for _, p in named if p not in matrices]
-        self._parts: list[torch.optim.Optimizer] = []
+        trained, matrices = [p for p in model.parameters() if p.requires_grad], muon_weights(model)
+        hidden, rest = [p for p in trained if p in matrices], [p for p in trained if p not in matrices]
+        parts: list[torch.optim.Optimizer] = []
         if hidden:
-            self._parts.append(
+            parts.append(
                 torch.optim.Muon(
                     hidden,
                     lr=config.learning_rate,
@@ -183,18 +209,22 @@ class MuonAndAdamW(torch.optim.Optimizer):
                 )
             )
         if rest:
-            self._parts.append(adamw(rest, config, decayed(model)))
-        super().__init__([p for _, p in named], {})
-        # The groups are shared with the parts, so a learning rate that is set here applies to them.
-        self.param_groups = [group for part in self._parts for group in part.param_groups]
-        for part in self._parts:
-            part.state = self.state
+            parts.append(adamw(rest, config, decayed(model)))
+        super().__init__(parts)
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters once."""
-        del closure
-        for part in self._parts:
-            part.step()
+
+class AdamW8bit(Joined):
+    """AdamW with moments of 8 bits for the `eight_bit_weights` of a model, and of float32 for all others."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        eight, decays = eight_bit_weights(model), decayed(model)
+        rest = [p for p in model.parameters() if p.requires_grad and p not in eight]
+        parts: list[torch.optim.Optimizer] = [adamw(rest, config, decays)] if rest else []
+        if eight:
+            large = [p for p in model.parameters() if p in eight]
+            groups = _decay_groups(large, config, decays)
+            parts.append(BlockwiseAdamW(groups, _adam_settings(config)))
+        super().__init__(parts)
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -212,8 +242,15 @@ MOMENTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "adadelta": ("square_avg", "acc_delta", "step"),
     "muon": ("momentum_buffer",),
+    "adamw_8bit": STATE,
 }
 """The state tensors of each parameter after the first step, by optimizer; plain SGD has none."""
+
+PARTLY: Mapping[str, Callable[[nn.Module], set[nn.Parameter]]] = {
+    "muon": muon_weights,
+    "adamw_8bit": eight_bit_weights,
+}
+"""The parameters that optimizers update in their own way, by their names; AdamW updates all others."""
 
 
 def restore_optimizer_state(
@@ -224,10 +261,10 @@ def restore_optimizer_state(
     A parameter without any state, which has had no gradient yet, gets none. Raises `CheckpointInvalid` if only a part
     of a parameter's state is there.
     """
-    matrices = muon_weights(model) if config.optim == "muon" else set()
+    own = PARTLY[config.optim](model) if config.optim in PARTLY else None
     for name, parameter in model.named_parameters():
         moments = MOMENTS[config.optim] if config.optim != "sgd" or config.momentum else ()
-        if config.optim == "muon" and parameter not in matrices:
+        if own is not None and parameter not in own:
             moments = MOMENTS["adamw"]
         if parameter.requires_grad and moments:
             saved = {moment: tensors[key] for moment in moments if (key := f"{moment}:{name}") in tensors}

@@ -29,6 +29,7 @@ from attn_train.checkpoint import (
 )
 from attn_train.collectives import require_no_failure
 from attn_train.divergence import Divergence, EqualRewards, TrainingDiverged, require_finite
+from attn_train.eight_bit import SCALES
 from attn_train.gradient_norms import GradientNorms
 from attn_train.optimizer import (
     learning_rate,
@@ -176,7 +177,11 @@ class Trainer:
         for part in ("optimizer", "average", "best"):
             named = {key: (key.rpartition(":")[2], found) for key, found in stored.get(part, {}).items()}
             into[part] = {
-                key: torch.empty_like(kept[name] if found.dim() else found, dtype=found.dtype, device=self._device)
+                key: torch.empty_like(
+                    kept[name] if found.dim() and not key.startswith(SCALES) else found,
+                    dtype=found.dtype,
+                    device=self._device,
+                )
                 for key, (name, found) in named.items()
                 if name in trained
             }

@@ -115,6 +115,17 @@ def test_memory_of_an_adapter_is_what_its_step_holds(home, precision):
     assert said.memory_bytes - said.process_bytes == pytest.approx(tensors, rel=0.02)
 
 
+def test_moments_of_8_bits_are_estimated_as_they_are_held(home):
+    config = job(home, {"mechanism": "mha"}, optimizer=OptimizerConfig(steps=100, batch_size=8, optim="adamw_8bit"))
+    said, plain = estimated(config, home), estimated(job(home, MODELS["mha"]), home)
+    tensors, _ = allocated_and_computed(config, home)
+    assert said.memory_bytes - said.process_bytes == pytest.approx(tensors, rel=0.15)
+    assert said.optimizer_bytes < 0.35 * plain.optimizer_bytes
+    assert plain.checkpoint_bytes - said.checkpoint_bytes == pytest.approx(
+        plain.optimizer_bytes - said.optimizer_bytes, rel=0.02
+    )
+
+
 def test_activations_that_are_computed_again_are_not_held(home):
     plain = estimated(job(home, MODELS["mha"]), home)
     again = estimated(job(home, MODELS["mha"], gradient_checkpointing=True), home)
