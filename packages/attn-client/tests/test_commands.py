@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from attn_cli.commands.follow import BarView, describe
@@ -319,6 +320,22 @@ def test_jobs_can_be_read_by_programs(shell: Shell, server: Any) -> None:
     assert [event["id"] for event in events] == ["job-1", 11, 12]
     assert shell.run("jobs", "cancel", "job-1")[1] == "job-1 is cancelled\n"
     assert "job-1" in shell.run("jobs", "list")[1]
+
+
+def test_the_curve_of_a_job_is_drawn_beside_stored_ones_and_other_jobs(shell: Shell, server: Any) -> None:
+    made = server.book.job
+    server.book.job = lambda: msgspec.structs.replace(made(), last_event_id=12)
+    (shell.folder / "other.csv").write_text("step,loss\n1,2\n12,0.5\n")
+    beside = ["--beside", "other.csv", "--beside", "job-1"]
+    lines = shell.run("jobs", "plot", "job-1", *beside)[1].splitlines()
+    ours = "job-1: 0.08333 at step 12"
+    assert [line[2:] for line in lines[-3:]] == [ours, "other.csv: 0.5000 at step 12", ours]
+    found = json.loads(shell.run("jobs", "plot", "job-1", *beside[:2], "--json")[1])
+    assert found[1] == {"name": "other.csv", "points": [[1, 2.0], [12, 0.5]]}
+    assert found[0]["points"] == [[step, 1 / step] for step in range(1, 13)]
+    code, out, said = shell.run("jobs", "plot", "job-1", "--metric", "accuracy")
+    assert (code, out) == (2, "")
+    assert "loss" in said
 
 
 def test_into_a_pipe_every_row_of_a_table_is_one_line(shell: Shell) -> None:

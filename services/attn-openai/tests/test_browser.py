@@ -237,6 +237,26 @@ async def test_a_job_is_cancelled_and_resumed_and_its_curve_grows(page: Any, url
     await page.wait_for_selector("button[data-key='ResumeTrainingJob one']")
 
 
+async def test_curves_of_files_are_drawn_beside_those_of_jobs(page: Any, url: str, tmp_path: Path) -> None:
+    await start_job(page, url, tmp_path, "three")
+    await page.goto(f"{url}/ui/#/jobs/three")
+    await page.wait_for_selector(".events li:has-text('loss')")
+    theirs, table, broken = tmp_path / "trainer_state.json", tmp_path / "a.csv", tmp_path / "b.json"
+    rows = '{"step": 1, "loss": 3.0, "grad_norm": NaN}, {"step": 2, "eval_loss": 2.5}, {"step": 3, "loss": 1.25}'
+    theirs.write_text(f'{{"log_history": [{rows}]}}')
+    table.write_text("step,loss\r\n1,0.75\r\n")
+    broken.write_text("[]")
+    await page.get_by_label("Beside runs of files").set_input_files([theirs, table, broken])
+    chart = page.locator(".chart[aria-label*='a.csv 0.75']")
+    await chart.wait_for(timeout=PATIENT)
+    label = await chart.get_attribute("aria-label")
+    assert "trainer_state.json 1.25" in label
+    assert "three " in label
+    await page.wait_for_selector(".notice.error:has-text('b.json')")
+    await page.get_by_label("Metric").select_option("validation_loss")
+    await page.wait_for_selector(".chart[aria-label*='trainer_state.json 2.5']")
+
+
 async def test_a_model_is_loaded_gets_engines_and_is_unloaded(page: Any, url: str) -> None:
     page.on("dialog", lambda dialog: dialog.accept())
     await page.goto(f"{url}/ui/#/models")

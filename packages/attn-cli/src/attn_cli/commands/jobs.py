@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -14,7 +17,11 @@ from attn_schema.training import JobEvent, TrainingJob
 
 from attn_cli.commands.follow import follow
 from attn_cli.commands.options import connect
+from attn_cli.curves import curve_of, drawn, read_curve
 from attn_cli.output import print_facts
+
+if TYPE_CHECKING:
+    from attn_client import Client
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="The training jobs of a server.")
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; see `attn jobs list`.")]
@@ -106,19 +113,55 @@ def rm_command(
 @with_flags
 def metrics_command(*, job: JobId, connection: ConnectionOptions) -> None:
     """Print a job's metrics so far as JSON lines, one for each measured step, as in its metrics.jsonl."""
-    last = -1
     with connect(connection) as client:
-        end = client.jobs.get(job).last_event_id
-        with closing(client.jobs.watch(job)) as updates:
-            for update in updates if end else ():
-                if not isinstance(update, JobEvent):
-                    continue
-                found = update.metrics
-                if found is not None and found.step > last:
-                    last = found.step
-                    print_json({"event": update.id, "attempt": update.attempt, "step": found.step} | found.values)
-                if update.id >= end:
-                    break
+        for row in _measured(client, job):
+            print_json(row)
+
+
+@app.command("plot")
+@with_flags
+def plot_command(
+    *,
+    job: JobId,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JOB|FILE",
+            help="Another run, drawn beside it; may be repeated: a job, transformers' trainer_state.json, a .csv with "
+            "the columns step and loss, or a job's metrics.jsonl.",
+        ),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="The metric that is drawn; see `attn jobs metrics`.")] = "loss",
+    json: Json = False,
+    connection: ConnectionOptions,
+) -> None:
+    """Draw the curve of a job's loss so far, beside those of other runs, in characters."""
+    stored = {name: read_curve(Path(name), metric) for name in beside or () if "." in name or "/" in name}
+    with connect(connection) as client:
+        curves = [
+            stored.get(name) or curve_of(name, metric, list(_measured(client, name)), "--metric")
+            for name in (job, *(beside or ()))
+        ]
+    if json:
+        print_json([{"name": curve.name, "points": curve.points} for curve in curves])
+    else:
+        width, height = shutil.get_terminal_size()
+        typer.echo(drawn(curves, max(20, width - 12), min(20, max(5, height - len(curves) - 4))))
+
+
+def _measured(client: Client, job: str) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of a job so far, each step once."""
+    last, end = -1, client.jobs.get(job).last_event_id
+    with closing(client.jobs.watch(job)) as updates:
+        for update in updates if end else ():
+            if not isinstance(update, JobEvent):
+                continue
+            found = update.metrics
+            if found is not None and found.step > last:
+                last = found.step
+                yield {"event": update.id, "attempt": update.attempt, "step": found.step} | found.values
+            if update.id >= end:
+                break
 
 
 def _given(values: dict[str, Any], within: str = "") -> dict[str, Any]:

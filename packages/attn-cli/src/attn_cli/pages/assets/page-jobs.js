@@ -3,6 +3,7 @@
 import { all, stream, errorMessage, unary } from "./api.js";
 import { Chart } from "./chart.js";
 import { count, field, h, notice, number, options } from "./dom.js";
+import { add, curvesOf } from "./stored-curves.js";
 
 const FINAL = ["SUCCEEDED", "FAILED", "CANCELLED"];
 const POLL = 5000;
@@ -18,14 +19,17 @@ export async function show(host, { signal, rest }) {
 
 class Jobs {
   constructor(host, signal, chosen) {
-    Object.assign(this, { host, signal, jobs: [], watched: new Map(), open: chosen || null, metric: "loss" });
+    Object.assign(this, { host, signal, jobs: [], watched: new Map(), stored: [], open: chosen || null, metric: "loss" });
     this.problem = h("div", {});
+    this.unread = h("div", {});
     this.table = h("div", { class: "scroll" });
     this.metricSelect = h("select", { onchange: (event) => this.choose(event.target.value) }, options(["loss"], "loss"));
     this.chart = new Chart({ title: "loss", x: "step", y: "", unit: (value) => number(value, 4), height: 340, signal });
     this.events = h("ol", { class: "events", tabindex: 0, "aria-label": "events" });
     this.eventsTitle = h("h2", {}, "Events");
-    const curves = h("section", { class: "card" }, h("h2", {}, "Curves"), field("Metric", this.metricSelect), this.chart.element);
+    const files = h("input", { type: "file", multiple: true, accept: ".json,.jsonl,.csv", onchange: (event) => this.beside(event.target.files) });
+    const others = field("Beside runs of files", files, "transformers' trainer_state.json, a .csv with step and loss, or a metrics.jsonl");
+    const curves = h("section", { class: "card" }, h("h2", {}, "Curves"), field("Metric", this.metricSelect), others, this.unread, this.chart.element);
     host.append(this.problem, h("section", { class: "card" }, this.table), curves, h("section", { class: "card" }, this.eventsTitle, this.events));
     const timer = setInterval(() => document.hidden || this.refresh(), POLL);
     signal.addEventListener("abort", () => clearInterval(timer));
@@ -124,16 +128,8 @@ class Jobs {
     known.last = Number(event.id);
     if (event.metrics) {
       const step = Number(event.metrics.step);
-      for (const [name, value] of Object.entries(event.metrics.values)) {
-        const line = (known.points[name] ??= { x: [], y: [] });
-        // An attempt that resumes from a checkpoint repeats some steps: its new values replace the old ones.
-        while (line.x.length && line.x.at(-1) >= step) {
-          line.x.pop();
-          line.y.pop();
-        }
-        line.x.push(step);
-        line.y.push(Number(value));
-      }
+      // An attempt that resumes from a checkpoint repeats some steps: its new values replace the old ones.
+      for (const [name, value] of Object.entries(event.metrics.values)) add(known.points, name, step, Number(value));
     }
     known.events.push(event);
     if (known.events.length > EVENTS) known.events.shift();
@@ -149,16 +145,31 @@ class Jobs {
     }, 250);
   }
 
+  // Draw the curves of these files, and no longer those of earlier ones, beside the jobs'.
+  async beside(files) {
+    this.stored = [];
+    this.unread.replaceChildren();
+    for (const file of files) {
+      try {
+        this.stored.push({ id: file.name, points: curvesOf(file.name, await file.text()) });
+      } catch (error) {
+        this.unread.append(notice("error", error.message));
+      }
+    }
+    this.show();
+  }
+
   choose(metric) {
     this.metric = metric;
     this.show();
   }
 
   show() {
-    const metrics = [...new Set([...this.watched.values()].flatMap((known) => Object.keys(known.points)))].sort();
+    const runs = [...this.watched.values(), ...this.stored];
+    const metrics = [...new Set(runs.flatMap((known) => Object.keys(known.points)))].sort();
     if (!metrics.includes(this.metric)) metrics.unshift(this.metric);
     if (this.metricSelect.length !== metrics.length) this.metricSelect.replaceChildren(...options(metrics, this.metric));
-    const lines = [...this.watched.values()].filter((known) => known.points[this.metric]).map((known) => ({ label: known.id, ...known.points[this.metric] }));
+    const lines = runs.filter((known) => known.points[this.metric]).map((known) => ({ label: known.id, ...known.points[this.metric] }));
     Object.assign(this.chart, { title: this.metric.replaceAll("_", " "), y: this.metric.replaceAll("_", " ") });
     this.chart.set(lines);
     const known = this.watched.get(this.open);
