@@ -34,7 +34,7 @@ from attn_train.data.rendering import require_template
 from attn_train.data.shapes import Chat
 from attn_train.data.synthetic import TASKS
 from attn_train.data.token_shards import inputs
-from attn_train.data.token_shards.inputs import format_of, has_rows, input_files, split_files
+from attn_train.data.token_shards.inputs import has_rows, input_files, split_files
 from attn_train.data.token_shards.shards import FIELD as PREPARED
 from attn_train.data.treebank import treebank_files
 from attn_train.rewards import Rewards
@@ -162,14 +162,12 @@ def check_path(path: Path) -> None:
 
 
 def check_encoding(data: DataConfig) -> None:
-    """Raise `InvalidValue`, with the line and the byte, for a file of rows that is not UTF-8; lines of JSON that are
-    skipped if they are broken may be anything."""
+    """Raise `InvalidValue`, with the line and the byte, for a file of rows that is not UTF-8."""
     path = Path(data.path or "")
     splits = split_files(path, input_files([str(path)]))
     for file in splits["train"] + splits["validation"]:
         require_wanted()
-        if format_of(file) in ("csv", "json") or (format_of(file) == "jsonl" and not data.skip_broken):
-            inputs.require_utf8(file, FIELD)
+        inputs.require_utf8(file, FIELD, skip_broken=data.skip_broken)
 
 
 def check_lines(path: Path, most: int | None = None) -> None:

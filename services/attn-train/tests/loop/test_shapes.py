@@ -432,6 +432,9 @@ def test_a_preview_shows_what_is_learned_and_what_is_left_out(tmp_path, words):
     rows(tmp_path / "q.jsonl", {"question": "a"})
     with pytest.raises(InvalidValue, match=r"question.*--columns"):
         preview(str(tmp_path / "q.jsonl"), ShowConfig(), None)
+    (tmp_path / "late.txt").write_bytes(b"one line\n" * 2000 + b"caf\xe9\n")
+    with pytest.raises(InvalidValue, match=r"late.txt, line 2001, byte 18003"):
+        preview(str(tmp_path / "late.txt"), ShowConfig(), None)
 
 
 def test_a_preview_shows_prompts_as_they_are_sampled_from(tmp_path):

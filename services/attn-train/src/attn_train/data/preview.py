@@ -38,7 +38,7 @@ from attn_train.data.rendering import WEIGHT
 from attn_train.data.shapes import CHATS, MARKED, PAIRS, TEXTS, Chat, needed
 from attn_train.data.token_rows import TokenRow
 from attn_train.data.token_shards.encoders import ids_and_learned
-from attn_train.data.token_shards.inputs import Row, columns_of, input_files, split_files
+from attn_train.data.token_shards.inputs import FIELD, Row, columns_of, input_files, require_utf8, split_files
 
 EXAMPLES = 5
 """The number of examples that are shown."""
@@ -96,6 +96,8 @@ def preview(path: str, config: ShowConfig, tokenizer: Tokenizer | None, tiles: T
     """
     reading = Reading(skip_broken=config.skip_broken) if config.format == PROMPT else Reading.of(config, tiles)
     files = split_files(Path(path), input_files([path]))["train"]
+    for file in files:
+        require_utf8(file, FIELD, skip_broken=config.skip_broken)
     known = format_of(columns_of(files[0]), reading) if config.format == "auto" else config.format
     rows = rows_in(files, reading)
     if known == PROMPT:

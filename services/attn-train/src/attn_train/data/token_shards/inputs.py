@@ -272,10 +272,13 @@ def _reading(path: Path) -> Iterator[None]:
         raise InvalidValue.of(FIELD, str(path), f"a complete, readable file ({why})") from error
 
 
-def require_utf8(path: Path, field: str) -> None:
-    """Raise `InvalidValue`, with the line and the byte, for a file of text, JSON or CSV that is not UTF-8."""
-    with _reading(path), _opened(path) as file:
-        text_files.require_utf8(file.read, path, field)
+def require_utf8(path: Path, field: str, *, skip_broken: bool) -> None:
+    """Raise `InvalidValue`, with the line and byte, for a file of text, JSON or CSV that is not UTF-8; lines of JSON
+    that are skipped if they are broken may be anything."""
+    kind = format_of(path)
+    if kind in ("text", "csv", "json") or (kind == "jsonl" and not skip_broken):
+        with _reading(path), _opened(path) as file:
+            text_files.require_utf8(file.read, path, field)
 
 
 @contextmanager
