@@ -1,10 +1,10 @@
 """AdamW with moments of 8 bits, in blocks of 256 weights, each with a scale (Dettmers et al. 2021, arXiv 2110.02861).
 
-Of the second moment v, the root is kept, on a logarithmic scale down to 2^-31 of the largest in its block, so that only
-0 is stored as 0: a small v that became 0 would make a step many times the learning rate. Of the first moment m, m / √v
-is kept, which is of order 1 however small gradients are, on a linear scale. Rounding is up or down by a fixed sequence
-over steps and places, by which codes keep their mean: rounded to the nearest, v would never decay, as it does by less
-than half a unit in a step.
+Of the second moment v, the root is kept, on a scale down to 2^-31 of the largest in its block, finer near to that, so
+that only 0 is stored as 0: a small v that became 0 would make a step many times the learning rate. Of the first moment
+m, m / √v is kept, which is of order 1 however small gradients are, on a linear scale. Rounding is up or down by a fixed
+sequence over steps and places, by which codes keep their mean: rounded to the nearest, v would never decay, as it does
+by less than half a unit in a step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ BLOCK = 256
 """Weights that share a scale."""
 LEAST = 4096
 """Smaller weights, and tables of embeddings, keep moments in float32, as in bitsandbytes and transformers."""
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 18
 """Elements that are updated at once, a multiple of `BLOCK`, as their moments are in float32 meanwhile."""
-OCTAVE = 8
-"""Units of the logarithmic scale that double a root."""
+ROOTS = 255
+"""Units of the scale of roots."""
+OCTAVES = 32
+"""How many times a root may be halved before it counts as the least; the scale is coarser there."""
 RATIOS = 127
 """Units of the linear scale on either side of 0."""
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -107,15 +109,16 @@ def _blocks(values: Tensor) -> Tensor:
 
 
 def _roots(codes: Tensor, scale: Tensor) -> Tensor:
-    """Return the roots [blocks, BLOCK] of codes, of which 0 is 0 and 255 the scale."""
-    found = ((codes.float() - 255) / OCTAVE).exp2_().mul_(scale[:, None])
-    return found.mul_(codes > 0)
+    """Return the roots [blocks, BLOCK] of codes, of which 0 is 0 and `ROOTS` the scale."""
+    halvings = (ROOTS - codes.float()).square_().mul_(OCTAVES / ROOTS**2)
+    return halvings.neg_().exp2_().mul_(scale[:, None]).mul_(codes > 0)
 
 
 def _codes(roots: Tensor, scale: Tensor, spread: Tensor) -> Tensor:
     """Return the code of each root, rounded up or down by `spread` [BLOCK] so that codes keep their mean over steps."""
-    place = (roots / scale[:, None]).log2_().mul_(OCTAVE).add_(255)
-    return torch.where(roots > 0, place.add_(spread).floor_().clamp_(1, 255), 0.0)
+    halvings = (roots / scale[:, None]).log2_().neg_()
+    place = ROOTS - halvings.mul_(ROOTS**2 / OCTAVES).clamp_(min=0.0).sqrt_()
+    return torch.where(roots > 0, place.add_(spread).floor_().clamp_(1, ROOTS), 0.0)
 
 
 def _spread(step: Tensor, root: int) -> Tensor:
