@@ -31,12 +31,7 @@ from attn_train.collectives import require_no_failure
 from attn_train.divergence import Divergence, EqualRewards, TrainingDiverged, require_finite
 from attn_train.eight_bit import SCALES
 from attn_train.gradient_norms import GradientNorms
-from attn_train.optimizer import (
-    learning_rate,
-    optimizer_of,
-    optimizer_state,
-    restore_optimizer_state,
-)
+from attn_train.optimizer import learning_rate, optimizer_of, optimizer_state, restore_optimizer_state
 from attn_train.precision import forward_precision, half_weights, validation_precision
 from attn_train.process_group import Group
 from attn_train.records import NullReporter, Reporter, Stop, StopFlag
