@@ -51,6 +51,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "explain": (ARRAY, ("gqa", "--num-kv-heads", "2")),
     "generate": (LINES, ("tiny", "abc", "--max-new-tokens", "3", "--top-logprobs", "2")),
     "jobs list": (ARRAY, ()),
+    "jobs plot": (ARRAY, ("one",)),
     "jobs show": (OBJECT, ("one",)),
     "jobs watch": (LINES, ("one",)),
     "list": (ARRAY, ()),
