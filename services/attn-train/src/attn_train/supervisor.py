@@ -179,7 +179,7 @@ class Supervisor:
 
     def _run_attempt(self, assignment: Assignment) -> Outcome:
         """Start the workers of an attempt and return their outcome; workers that cannot be started are lost ones."""
-        attempt = assignment.attempt
+        attempt, self._doing = assignment.attempt, ""
         try:
             worker = self._backend.start(
                 assignment,
